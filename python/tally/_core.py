@@ -14,13 +14,14 @@ import ctypes
 import enum
 import errno
 import json
+import math
 import os
 import threading
 import time
 import weakref
 
 from . import _lib, _leaving, _where
-from ._events import Events
+from ._events import PATIENCE_S, Events
 from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, REDUCE, REDUCE_SCATTER, SCATTER, blocking,
                    lib)
 
@@ -28,9 +29,10 @@ from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, R
 SLICE_MS = 50
 
 
-def await_event(event):
-    """Wait for a threading.Event that another thread always sets.  Signals get through."""
-    while not event.wait(SLICE_MS / 1000):
+def await_event(event, timeout=math.inf):
+    """Wait for a threading.Event, at most `timeout` seconds.  Signals get through."""
+    end = time.monotonic() + timeout
+    while not event.wait(SLICE_MS / 1000) and time.monotonic() < end:
         pass
 
 
@@ -77,10 +79,12 @@ class NotInitializedError(RuntimeError, ValueError):
 
 
 _lock = threading.RLock()  # guards opening and closing
-_abort_lock = threading.RLock()  # held while the library aborts, so that no communicator is closed meanwhile
+_use_lock = threading.RLock()  # held while the library may use a communicator, so that none is closed meanwhile
+_waits = set()             # ends of calls that wait in threads of their own and use the communicator, each an Event
 _beside_lock = threading.Lock()  # guards the next, and Job.comm's end; nobody waits while holding it
 _beside = set()            # open jobs beside the one below, each a Job
-_comm = None               # address of the open tally_comm, or None
+_comm = None               # the open tally_comm as a c_void_p, or None.  shutdown() makes the c_void_p NULL, which the library
+                           # refuses: a call may have taken it before, and calls run with the GIL
 _facts = None              # (rank, size, local rank, local size, machine, machine count, service count)
 _generation = 0            # counts init(); what was agreed with an earlier communicator is void
 _joins = 0                 # how often all ranks have joined, in this communicator
@@ -166,8 +170,27 @@ def _aside(function, *arguments, abandoned=None):
     return outcome[0]
 
 
+def _wait_aside(function, *arguments):
+    """As _aside(), for a function of the communicator.  shutdown() waits for its end."""
+    with _use_lock:
+        if _comm is None:
+            raise _unusable()
+        comm = _comm.value
+        ended = threading.Event()
+        _waits.add(ended)
+
+    def run():
+        try:
+            return function(comm, *arguments)
+        finally:
+            _waits.discard(ended)
+            ended.set()
+
+    return _aside(run)
+
+
 def _open(settings):
-    """The address of a new communicator."""
+    """A new communicator."""
     lines = [("%s=%s" % pair).encode() for pair in (settings or {}).items()]
     array = (ctypes.c_char_p * (len(lines) + 1))(*lines, None)
     comm = ctypes.c_void_p()
@@ -179,7 +202,13 @@ def _open(settings):
     status, sentence = _aside(blocking.tally_comm_open, array, ctypes.byref(comm), abandoned=close_late)
     if status < 0:
         raise Error(sentence or "init: %s" % os.strerror(-status), -status)
-    return comm.value
+    return comm
+
+
+def _take_address(comm):
+    """Make a communicator's c_void_p NULL, and return the address that it had."""
+    address, comm.value = comm.value, None
+    return address
 
 
 def init(settings=None):
@@ -202,7 +231,7 @@ def init(settings=None):
         _opener = os.getpid()
         _generation += 1
         _joins = 0
-        _events = Events(comm, explain)
+        _events = Events(comm.value, explain)
         _comm = comm
         _leaving.watch(_abort)
 
@@ -218,19 +247,20 @@ class Job:
             raise _unusable()
         comm = _open(settings)
         self.rank = lib.tally_comm_rank(comm)
-        self.events, self.comm = Events(comm, explain), comm
+        self.events, self.comm = Events(comm.value, explain), comm
         with _beside_lock:
             _beside.add(self)
             _leaving.watch(_abort)
 
     def close(self):
         """As shutdown()."""
-        with _abort_lock, _beside_lock:
+        with _use_lock, _beside_lock:
             comm, self.comm = self.comm, None
             _beside.discard(self)
-        if comm is not None:
+            address = comm and _take_address(comm)
+        if address is not None:
             self.events.stop()
-            blocking.tally_comm_close(comm)
+            blocking.tally_comm_close(address)
             self.events.finish()
 
 
@@ -261,10 +291,13 @@ def shutdown():
         comm, events = _comm, _events
         if events.is_mine(threading.current_thread()):
             raise RuntimeError("shutdown() must not be called by a handler of log lines or at an operation's end")
-        with _abort_lock:
+        with _use_lock:
             _comm = _facts = None
+            address = _take_address(comm)
+        for ended in list(_waits):
+            await_event(ended, PATIENCE_S)
         events.stop()
-        blocking.tally_comm_close(comm)
+        blocking.tally_comm_close(address)
         events.finish()
         _events = None
         _sweep()
@@ -277,7 +310,7 @@ def before_shutdown(settle):
 
 def _abort(reason):
     """Tell the other ranks why this one leaves.  Does nothing without a job, or in a forked child."""
-    with _abort_lock:
+    with _use_lock:
         for comm in (_comm, *[job.comm for job in list(_beside)]):
             if comm is not None:
                 blocking.tally_comm_abort(comm, reason.encode(errors="replace"))
@@ -290,9 +323,10 @@ def is_initialized():
 
 def _forget():
     """In a forked child, forget the parent's communicator, which the child must not touch."""
-    global _comm, _facts, _events, _forked, _lock, _abort_lock, _beside_lock
+    global _comm, _facts, _events, _forked, _lock, _use_lock, _beside_lock
     _lock = threading.RLock()
-    _abort_lock = threading.RLock()
+    _use_lock = threading.RLock()
+    _waits.clear()
     _beside_lock = threading.Lock()
     _forked = _forked or _comm is not None or bool(_beside)
     _comm = _facts = _events = None
@@ -320,9 +354,10 @@ def _unusable():
 
 
 def _fact(index):
-    if _facts is None:
+    facts = _facts
+    if facts is None:
         raise _unusable()
-    return _facts[index]
+    return facts[index]
 
 
 def rank():
@@ -376,10 +411,11 @@ def join():
 
     Until then this rank takes no part in what the others submit.  Other Python threads run, and signals get through."""
     global _joins
-    if _comm is None:
-        raise _unusable()
     op, call = ctypes.c_void_p(), Call()
-    status = lib.tally_join(_comm, _options_of(call, ())[0], ctypes.byref(op))
+    with _use_lock:
+        if _comm is None:
+            raise _unusable()
+        status = lib.tally_join(_comm, _options_of(call, ())[0], ctypes.byref(op))
     if status < 0:
         raise _failed(status, "join")
     operation = Operation(op.value, call)
@@ -393,12 +429,10 @@ def report(timeout=10.0):
     bytes summed, memory in use and its maximum.
 
     timeout: seconds; Error (ETIMEDOUT) after it."""
-    if _comm is None:
-        raise _unusable()
     text = ctypes.c_void_p()
-    status = blocking.tally_comm_report(_comm, int(timeout * 1000), ctypes.byref(text))
+    status, sentence = _wait_aside(blocking.tally_comm_report, int(timeout * 1000), ctypes.byref(text))
     if status < 0:
-        raise _failed(status, "report")
+        raise Error(sentence or "report: %s" % os.strerror(-status), -status)
     try:
         return json.loads(ctypes.string_at(text.value))
     finally:
@@ -408,12 +442,10 @@ def report(timeout=10.0):
 def plan(names, sizes, space):
     """Agree with all ranks on a list of tensors, `names` of `sizes` bytes in order of submission.  Tally then splits the whole
     list over the services exactly.  Collective.  Raises Error on all ranks if lists differ."""
-    if _comm is None:
-        raise _unusable()
     count = len(names)
-    status, sentence = _aside(blocking.tally_plan, _comm, space, count,
-                              (ctypes.c_char_p * count)(*[name.encode() for name in names]),
-                              (ctypes.c_uint64 * count)(*sizes))
+    status, sentence = _wait_aside(blocking.tally_plan, space, count,
+                                   (ctypes.c_char_p * count)(*[name.encode() for name in names]),
+                                   (ctypes.c_uint64 * count)(*sizes))
     if status < 0:
         kind = ValueError if status == -errno.EBUSY else None
         sentence = sentence or "plan: %s" % os.strerror(-status)
@@ -423,12 +455,13 @@ def plan(names, sizes, space):
 def make_group(name, ranks, job=None):
     """Return the handle of the group `name` of these ranks, for `group=`.  It lives as long as the communicator.  Raises
     ValueError for invalid ranks, or if the name has another list."""
-    comm = _comm if job is None else job.comm
-    if comm is None:
-        raise _unusable()
     group = ctypes.c_void_p()
-    status = lib.tally_group_create(comm, name.encode(), (ctypes.c_int * len(ranks))(*ranks), len(ranks),
-                                    ctypes.byref(group))
+    with _use_lock:
+        comm = _comm if job is None else job.comm
+        if comm is None:
+            raise _unusable()
+        status = lib.tally_group_create(comm, name.encode(), (ctypes.c_int * len(ranks))(*ranks), len(ranks),
+                                        ctypes.byref(group))
     if status < 0:
         raise ValueError(_lib.error() or os.strerror(-status))
     _group_ranks[group.value] = tuple(ranks)
@@ -454,10 +487,11 @@ def has_pool():
 def alloc(length):
     """Return `length` bytes of zeros as a ctypes array, which frees its memory with its last reference.  The memory is from
     the pool that the ranks of a machine share, or ordinary memory if they share none.  A forked child does not have it."""
-    if _comm is None:
-        raise _unusable()
     memory = ctypes.c_void_p()
-    status = lib.tally_alloc(_comm, length, ctypes.byref(memory))
+    with _use_lock:
+        if _comm is None:
+            raise _unusable()
+        status = lib.tally_alloc(_comm, length, ctypes.byref(memory))
     if status < 0:
         raise MemoryError(_lib.error() or os.strerror(-status))
     array = (ctypes.c_uint8 * max(length, 1)).from_address(memory.value)
@@ -625,8 +659,9 @@ class Operation:
 
     def cancel(self, reason):
         """Cancel the operation.  It soon fails with an Error (ECANCELED) and `reason` on all ranks, unless all have submitted it."""
-        if not self._ended and (_comm if self._job is None else self._job.comm) is not None:
-            lib.tally_op_cancel(self._op, reason.encode())  # with the GIL: shutdown() does not begin meanwhile
+        with _use_lock:
+            if not self._ended and (_comm if self._job is None else self._job.comm) is not None:
+                lib.tally_op_cancel(self._op, reason.encode())
 
     def watch(self, then):
         """Call then(self) once the operation has ended: in a thread of the completion queue, or at once if it has ended.
@@ -720,8 +755,10 @@ def _encode(name):
     return name.encode()
 
 
-def _rejected(status, kind, call):
+def _rejected(status, kind, call, comm):
     """The exception for a submission that the library refused.  Tells the other ranks the reason."""
+    if not comm:  # another thread has closed it since
+        return _unusable()
     sentence = explain(_lib.error() or os.strerror(-status))
     if status == -errno.EBUSY:
         return ValueError(sentence)
@@ -794,7 +831,7 @@ def _submit(kind, function, call, shape, keep, result, *arguments, elements=0):
         _broken_off(error, op, kind, call, keep, result)
         raise
     if status < 0:
-        raise _rejected(status, kind, call)
+        raise _rejected(status, kind, call, comm)
     if _orphans:
         _sweep()
     operation = Operation(op.value, call, keep, result)
@@ -822,7 +859,7 @@ def push_pull(call, source, target, count, dtype, shape, keep=None, result=None,
         _broken_off(error, op, PUSH_PULL, call, keep, result)
         raise
     if status < 0:
-        raise _rejected(status, PUSH_PULL, call)
+        raise _rejected(status, PUSH_PULL, call, comm)
     if _orphans:
         _sweep()
     operation = Operation(op.value, call, keep, result)

@@ -46,8 +46,8 @@ class Events:
     """The completion queue of one communicator, from its opening to its closing."""
 
     def __init__(self, comm, explain):
-        """explain: log line -> what is logged."""
-        self._comm, self._explain = comm, explain
+        """comm: its address.  explain: log line -> what is logged."""
+        self._comm, self._explain, self._rank = comm, explain, lib.tally_comm_rank(comm)
         self._lock = threading.Lock()  # guards the rest
         self._changed = threading.Condition(self._lock)
         self._calls = {}     # address of a queued operation -> (call, operation)
@@ -103,7 +103,7 @@ class Events:
                     entry[0](entry[1])
                 except Exception as error:
                     log(logging.ERROR, "rank %d python: a callback at the end of an operation has failed: %s: %s"
-                        % (lib.tally_comm_rank(self._comm), type(error).__name__, error), error)
+                        % (self._rank, type(error).__name__, error), error)
             elif event.kind == _lib.EVENT_LOG:
                 log(_LEVELS.get(event.status, logging.INFO), self._explain(event.text.decode(errors="replace")))
             with self._lock:

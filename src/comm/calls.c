@@ -91,7 +91,9 @@ int tally_reduce_scatter(tally_comm *comm, const char *name, const void *input, 
         return no_reduction(reduction);
     if (!counts)
         return tly_fail(EINVAL, "counts is NULL: pass a count for each rank that takes part");
-    int err = tly_options_take(&options, &own);
+    int err = tly_comm_check(comm);
+    if (!err)
+        err = tly_options_take(&options, &own);
     if (err)
         return err;
     const struct tally_group *g = tly_submit_group(comm, options);
@@ -108,7 +110,9 @@ static int exchange(tally_comm *c, struct tly_request *r, const struct tally_opt
 {
     struct tally_options own;
     uint64_t given = 0, taken = 0;
-    int err = tly_options_take(&o, &own);
+    int err = tly_comm_check(c);
+    if (!err)
+        err = tly_options_take(&o, &own);
     if (err)
         return err;
     const struct tally_group *g = tly_submit_group(c, o);
@@ -146,7 +150,9 @@ static int exchange_with_root(tally_comm *c, struct tly_request *r, const size_t
                               const struct tally_options *o, tally_op **op)
 {
     struct tally_options own;
-    int err = tly_options_take(&o, &own);
+    int err = tly_comm_check(c);
+    if (!err)
+        err = tly_options_take(&o, &own);
     if (err)
         return err;
     const struct tally_group *g = tly_submit_group(c, o);
@@ -258,7 +264,9 @@ static int hand_out_ended(tally_comm *c, uint8_t kind, const struct tally_option
 static int other_rank(tally_comm *c, const struct tally_options **options, struct tally_options *own,
                       int place, uint32_t *rank)
 {
-    int err = tly_options_take(options, own);
+    int err = tly_comm_check(c);
+    if (!err)
+        err = tly_options_take(options, own);
     if (err)
         return err;
     const struct tally_group *g = tly_submit_group(c, *options);
@@ -277,12 +285,12 @@ int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dty
                             .dtype = (unsigned)dtype,
                             .input = input,
                             .count = count,
-                            .from = (uint32_t)comm->rank,
                             .tag = tag};
     struct tally_options own;
     int err = other_rank(comm, &options, &own, to, &r.to);
     if (err)
         return err;
+    r.from = (uint32_t)comm->rank;
     size_t copied = atomic_load_explicit(&comm->copied, memory_order_relaxed);
     size_t bytes = count <= TLY_KEPT_BYTES ? count * tly_reduce_element_size((int)dtype) : SIZE_MAX;
     if (bytes > TLY_KEPT_BYTES || copied + bytes > COPIED_BYTES || (bytes && !input))
@@ -303,20 +311,22 @@ int tally_recv(tally_comm *comm, void *output, size_t count, enum tally_dtype dt
                             .dtype = (unsigned)dtype,
                             .output = output,
                             .count = count,
-                            .to = (uint32_t)comm->rank,
                             .tag = tag};
     struct tally_options own;
     int err = other_rank(comm, &options, &own, from, &r.from);
-    return err ? err : tly_submit(comm, &r, options, op);
+    if (err)
+        return err;
+    r.to = (uint32_t)comm->rank;
+    return tly_submit(comm, &r, options, op);
 }
 
 int tally_probe(tally_comm *comm, uint32_t tag, const struct tally_options *options, tally_op **op)
 {
-    struct tly_request r = {.kind = TLY_PROBE,
-                            .dtype = TALLY_INT64,
-                            .from = (uint32_t)comm->rank,
-                            .to = (uint32_t)comm->rank,
-                            .tag = tag};
+    struct tly_request r = {.kind = TLY_PROBE, .dtype = TALLY_INT64, .tag = tag};
+    int err = tly_comm_check(comm);
+    if (err)
+        return err;
+    r.from = r.to = (uint32_t)comm->rank;
     return tly_submit(comm, &r, options, op);
 }
 

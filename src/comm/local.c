@@ -107,7 +107,7 @@ int tally_alloc(tally_comm *c, size_t bytes, void **memory)
 
 int tally_comm_has_pool(const tally_comm *c)
 {
-    return c->local != NULL;
+    return c && c->local;
 }
 
 int tally_free(void *memory)

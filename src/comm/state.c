@@ -104,6 +104,8 @@ int tly_comm_check_fork(const tally_comm *c)
 
 int tly_comm_check(const tally_comm *c)
 {
+    if (!c)
+        return tly_fail(EINVAL, "the communicator is NULL: open one first");
     int err = tly_comm_check_fork(c);
     if (err)
         return err;

@@ -331,21 +331,25 @@ threading.Thread(target=works).start()
     assert status == 0 and output.count("sum [2.]") == 2, output
 
 
-def test_no_communicator_is_closed_while_it_aborts():
-    """An exception of one thread tells the others why while another thread leaves the job."""
+@pytest.mark.parametrize("way", ["abort", "report", "plan"])
+def test_no_communicator_is_closed_while_it_is_used(way):
+    """An exception of one thread tells the others why, or it waits for an answer, while another thread leaves the job."""
     status, output = jobs.run(1, 0, ["-c", """
-import threading, tally
+import sys, threading, tally
 from tally import _core
 
+name, call = {"abort": ("tally_comm_abort", lambda: _core._abort("bad data")), "report": ("tally_comm_report", tally.report),
+              "plan": ("tally_plan", lambda: _core.plan(["x"], [4], _core.USER))}[sys.argv[1]]
 begun, go_on, order = threading.Event(), threading.Event(), []
-close, abort = _core.blocking.tally_comm_close, _core.blocking.tally_comm_abort
+close, use = _core.blocking.tally_comm_close, getattr(_core.blocking, name)
 
 
-def aborts(comm, reason):
+def uses(comm, *arguments):
     begun.set()
     order.append(go_on.wait(0.5))
-    abort(comm, reason)
-    order.append("aborted")
+    status = use(comm, *arguments)
+    order.append(status)
+    return status
 
 
 def closes(comm):
@@ -355,15 +359,94 @@ def closes(comm):
 
 
 tally.init()
-_core.blocking.tally_comm_abort, _core.blocking.tally_comm_close = aborts, closes
-one = threading.Thread(target=_core._abort, args=("bad data",))
+setattr(_core.blocking, name, uses)
+_core.blocking.tally_comm_close = closes
+one = threading.Thread(target=call)
 one.start()
 begun.wait()
 tally.shutdown()
 one.join()
 print(order)
-"""], timeout=60)
-    assert status == 0 and "[False, 'aborted', 'closed']" in output, output
+""", way], timeout=60)
+    assert status == 0 and "[False, 0, 'closed']" in output, output
+
+
+def test_a_call_beside_shutdown():
+    """Another thread has left the job when a call is about to enter the library."""
+    status, output = python("""
+        import threading, numpy as np, tally
+        from tally import _core
+
+        class Call(_core.Call):
+            @property
+            def note(self):
+                other = threading.Thread(target=tally.shutdown)
+                other.start()
+                other.join()
+
+            @note.setter
+            def note(self, value):
+                pass
+
+        x = np.ones(4, np.float32)
+        at, one = x.ctypes.data, [4]
+        calls = {
+            "push_pull": (at, at, 4, 0, (4,)), "broadcast": (at, 4, 0, 0, (4,)), "allgather": (at, 4, 0, (4,)),
+            "allgather_into": (at, at, 4, 0, (4,)), "reduce_scatter": (at, at, one, 0), "alltoall": (at, one, at, one, 0),
+            "reduce": (at, at, 4, 0, 0), "gather": (at, 4, at, one, 0, 0), "scatter": (at, one, at, 4, 0, 0),
+            "send": (at, 4, 0, 0, 1), "recv": (at, 4, 0, 0, 1), "probe": (1,), "barrier_async": (),
+        }
+        for name, arguments in calls.items():
+            tally.init()
+            try:
+                getattr(_core, name)(Call(), *arguments)
+            except tally.NotInitializedError as error:
+                assert "call init() first" in str(error)
+            else:
+                raise SystemExit(name)
+        print("good")
+    """)
+    assert status == 0 and "good" in output, output
+
+
+def test_threads_beside_shutdown():
+    """Threads go on with their calls while the job is left, in several rounds."""
+    status, output = python("""
+        import sys, threading, time, numpy as np, tally
+        from tally import _core
+        sys.setswitchinterval(1e-5)
+
+        def calls(number):
+            x, count = np.ones(4, np.float32), 0
+            while not done:
+                try:
+                    one = tally.push_pull_async(x, "x %d" % number)
+                    if number:
+                        _core.alloc(8), tally.report(), _core.make_group("all", [0])
+                        one.cancel("no reason")
+                    one.wait()
+                except tally.NotInitializedError:
+                    pass
+                except (tally.Error, MemoryError, ValueError):  # closed, cancelled, asked by another thread
+                    pass
+                count += 1
+            counts.append(count)
+
+        counts, done = [], False
+        threads = [threading.Thread(target=calls, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            tally.init()
+            time.sleep(0.01)
+            tally.shutdown()
+        done = True
+        for thread in threads:
+            thread.join()
+        assert len(counts) == 3, counts
+        print("good")
+    """)
+    assert status == 0 and "good" in output and "Traceback" not in output, output
 
 
 def test_no_exception_leaves_as_ever():

@@ -576,6 +576,36 @@ static void test_ahead(void **state)
 
 /* --- what a caller may do wrong ------------------------------------------------------------------ */
 
+#define REFUSED(call, sentence) \
+    do { \
+        CHECK((call) == -EINVAL && op == NULL); \
+        CHECK_HOLDS(tally_error(), sentence); \
+    } while (0)
+
+static void refuses_no_comm(void)
+{
+    static float x[2];
+    const size_t one[] = {1, 1};
+    const char *why = "the communicator is NULL: open one first";
+    tally_op *op = NULL;
+    REFUSED(tally_push_pull(NULL, "x", x, x, 2, TALLY_FLOAT32, TALLY_SUM, NULL, &op), why);
+    REFUSED(tally_reduce(NULL, "x", x, x, 2, TALLY_FLOAT32, TALLY_SUM, 0, NULL, &op), why);
+    REFUSED(tally_reduce_scatter(NULL, "x", x, x, one, TALLY_FLOAT32, TALLY_SUM, NULL, &op), why);
+    REFUSED(tally_broadcast(NULL, "x", x, 2, TALLY_FLOAT32, 0, NULL, &op), why);
+    REFUSED(tally_allgather(NULL, "x", x, 2, TALLY_FLOAT32, NULL, &op), why);
+    REFUSED(tally_allgather_into(NULL, "x", x, x, 1, TALLY_FLOAT32, NULL, &op), why);
+    REFUSED(tally_alltoall(NULL, "x", x, one, x, one, TALLY_FLOAT32, NULL, &op), why);
+    REFUSED(tally_gather(NULL, "x", x, 1, x, one, TALLY_FLOAT32, 0, NULL, &op), why);
+    REFUSED(tally_scatter(NULL, "x", x, one, x, 1, TALLY_FLOAT32, 0, NULL, &op), why);
+    REFUSED(tally_barrier(NULL, "x", NULL, &op), why);
+    REFUSED(tally_join(NULL, NULL, &op), why);
+    REFUSED(tally_send(NULL, x, 2, TALLY_FLOAT32, 0, 1, NULL, &op), why);
+    REFUSED(tally_recv(NULL, x, 2, TALLY_FLOAT32, 0, 1, NULL, &op), why);
+    REFUSED(tally_probe(NULL, 1, NULL, &op), why);
+    REFUSED(tally_refuse(NULL, "x", TALLY_PUSH_PULL, NULL, "why"), why);
+    CHECK(tally_comm_has_pool(NULL) == 0);
+}
+
 static int bad_calls(int rank, void *arg)
 {
     tally_comm *c = job_open();
@@ -584,11 +614,6 @@ static int bad_calls(int rank, void *arg)
     const size_t one_each[] = {1, 1};
     int64_t shape[] = {10, 11}, wraps[] = {1ll << 32, 1ll << 32}, negative[] = {-1, -100};
     struct tally_options o = {.size = sizeof o};
-#define REFUSED(call, sentence) \
-    do { \
-        CHECK((call) == -EINVAL && op == NULL); \
-        CHECK_HOLDS(tally_error(), sentence); \
-    } while (0)
 #define SUM_REFUSED(in, out, count, type, sum, options, sentence) \
     REFUSED(tally_push_pull(c, "x", in, out, count, type, sum, options, &op), sentence)
     SUM_REFUSED(NULL, x, 100, TALLY_FLOAT32, TALLY_SUM, NULL,
@@ -631,6 +656,7 @@ static int bad_calls(int rank, void *arg)
     REFUSED(tally_refuse(c, "x", 0, NULL, "why"),
             "0 is no kind of operation that can be refused: pass one of enum tally_kind, but no message");
     REFUSED(tally_refuse(c, "x", TALLY_SCATTER + 1, NULL, "why"), "is no kind of operation");
+    refuses_no_comm();
     /* None of these has counted as a round. */
     sums_well(c, "x", 100);
     /* In flight twice: rank 1 comes only when rank 0 has tried. */
