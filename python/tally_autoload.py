@@ -23,8 +23,8 @@ def _create(*arguments):
     # A script's folder comes before the packages.  To import what lies there could run the script again.
     spec = importlib.util.find_spec("tally")
     places = spec and spec.submodule_search_locations
-    if spec and not any(os.path.exists(os.path.join(place, "torch", "group.py")) for place in places or ()):
+    if spec and not any(os.path.exists(os.path.join(place, "torch", "__init__.py")) for place in places or ()):
         raise ImportError("%s hides the Python package tally: rename it" % spec.origin)
-    from tally.torch import group
+    from tally.torch.group.group import create
 
-    return group.create(*arguments)
+    return create(*arguments)

@@ -347,7 +347,8 @@ def read(one):
 def install(seed=0, chunk_bytes=1 << 20, pool_bytes=1 << 25, places=("cuda:0",), patience_s=1000):
     """Devices of these names, for tensors of a test; yields the Devices.  At the end all pinned memory must be back."""
     from real_device import placed
-    from tally.torch import device, dispatched
+    from tally.torch import device
+    from tally.torch.group import dispatched
     world.seed(seed)
     world.wrong.clear()
     made = [device.Device(Fake(place), chunk_bytes, pool_bytes) for place in places]

@@ -27,8 +27,8 @@ WIDTH = 8
 @contextlib.contextmanager
 def late():
     """No reduction is found to have landed before it is waited for, so that all is due behind step()."""
-    from tally.torch.crossing import CrossBarrier
-    from tally.torch.deferred import Reduction
+    from tally.torch.horovod.cross_barrier import CrossBarrier
+    from tally.torch.crossing.deferred import Reduction
     with mock.patch.object(Reduction, "done", lambda self: self.handle is None), \
             mock.patch.object(CrossBarrier, "_has_landed", lambda self: False):
         yield
@@ -82,14 +82,14 @@ def distributed(model, cross=True, kind=None, **options):
 
 
 def due():
-    from tally.torch import gates
+    from tally.torch.crossing import gates
     return len(gates.due)
 
 
 def each_gate():
     """A step leaves all due; each way to read a parameter finds it updated, and only what it reads."""
     import torch
-    from tally.torch import gates
+    from tally.torch.crossing import gates
     with late():
         model, seen = make_model(), {}
         watch = model.attention.register_forward_pre_hook(lambda *_: seen.update(attention=due()))
@@ -1032,7 +1032,7 @@ def leaving():
     """What shutdown() has no time to wait for stays due: whoever reads it then waits, or hears why it fails."""
     import torch
     import tally
-    from tally.torch import gates
+    from tally.torch.crossing import gates
     t = hvd()
     with late():
         model = torch.nn.Linear(WIDTH, 1)
@@ -1064,7 +1064,7 @@ def ordering():
     """Gates tell the order of first use before the first backward, a step earlier than backward can; zero_grad() does not."""
     import tally
     import torch
-    from tally.torch import gates
+    from tally.torch.crossing import gates
     torch.manual_seed(0)
     names = ["a", "b", "c", "d"]
     model = torch.nn.ModuleDict({name: torch.nn.Linear(WIDTH, WIDTH) for name in names})

@@ -19,7 +19,7 @@ STEPS = (8, pytest.param(200, marks=pytest.mark.long))
 def optimizers():
     """{name: parameters -> optimizer} of the allow-list, but those that want particular gradients; some with other options."""
     import torch
-    from tally.torch.deferred import ALLOWED
+    from tally.torch.crossing.deferred import ALLOWED
     special = {"SparseAdam", "Muon"}
     found = {kind.__name__: kind for kind in ALLOWED if kind.__name__ not in special}
     made = {name: (lambda p, kind=kind: kind(p, lr=0.01)) for name, kind in found.items()}

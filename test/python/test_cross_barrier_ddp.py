@@ -169,7 +169,7 @@ def ddp_released(path):
     import gc
     import weakref
     import torch
-    from tally.torch import gates
+    from tally.torch.crossing import gates
     from torch.nn.parallel import DistributedDataParallel
     t = hvd()
     with group("gloo", path), late():

@@ -579,12 +579,12 @@ def other_backend(path):
         def _get_backend(self, place):
             return self
 
-    real, calls = tally.torch.group._make_beside, []
+    real, calls = tally.torch.group.group._make_beside, []
     with fake.install(6), group("cpu:tally,cuda:nccl", path):
         def make_beside(ours, kind, backend):
             calls.append((dist.get_process_group_ranks(ours), kind, backend))
             return Other()
-        tally.torch.group._make_beside = make_beside
+        tally.torch.group.group._make_beside = make_beside
         try:
             x, y = torch.ones(3), fake.tensor(torch.ones(3))
             dist.all_reduce(x)
@@ -598,7 +598,7 @@ def other_backend(path):
                 dist.isend(y, (dist.get_rank() + 1) % 3)
             dist.broadcast(x, 0)
         finally:
-            tally.torch.group._make_beside = real
+            tally.torch.group.group._make_beside = real
         return x.tolist(), list(made), calls  # an older PyTorch looks for NCCL once more, at the end
 
 

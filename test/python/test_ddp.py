@@ -701,7 +701,7 @@ def test_a_rank_that_is_waited_for_is_named(monkeypatch, caplog):
     import datetime
     import tally
     import torch.distributed as dist
-    join = importlib.import_module("tally.torch.join")
+    join = importlib.import_module("tally.torch.meeting")
     monkeypatch.setattr(join, "_WARN_EVERY_S", 0.3)
     store = dist.HashStore()
     store.set_timeout(datetime.timedelta(seconds=1))
@@ -716,7 +716,7 @@ def test_a_first_rank_that_has_another_job(monkeypatch):
     """The ranks that wait for its word on where to meet are told."""
     import datetime
     import torch.distributed as dist
-    join = importlib.import_module("tally.torch.join")
+    join = importlib.import_module("tally.torch.meeting")
     store, ranks = dist.HashStore(), (0, 1, 2)
     store.set_timeout(datetime.timedelta(seconds=2))
     for rank, here, word in ((0, True, "is rank 0 of 2 for Tally"), (1, False, "rank 0 cannot open the job: .* is rank 0 of 2")):

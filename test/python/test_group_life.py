@@ -287,13 +287,13 @@ def test_a_call_that_ends_in_an_error(three, store):
 def test_how_a_group_is_called(description, said_so):
     """By its description, where it has one."""
     from types import SimpleNamespace
-    from tally.torch.group import Group
+    from tally.torch.group.group import Group
     assert Group.__str__(SimpleNamespace(_description=description, _name="7")) == "process group " + said_so
 
 
 def test_a_timer_whose_thread_could_not_be_started(monkeypatch):
     import tally.torch  # noqa: F401 - it registers the backend
-    from tally.torch.work import _Deadlines
+    from tally.torch.group.work import _Deadlines
     expired = threading.Event()
 
     class Call:
@@ -319,8 +319,8 @@ def test_what_ends_soon_is_waited_for():
     import errno
     import types
     import tally.torch
-    from tally.torch.earlier import InFlight
-    from tally.torch.work import GroupWork
+    from tally.torch.group.earlier import InFlight
+    from tally.torch.group.work import GroupWork
 
     class Operation:
         left = 3
@@ -357,7 +357,7 @@ def test_the_jobs_time_out(tmp_path, backend, env, file, expected):
         import datetime, sys
         import torch.distributed as dist
         import tally.torch
-        from tally.torch.join import join_default
+        from tally.torch.meeting import join_default
         init = tally._core.init
 
         def look(settings=None):

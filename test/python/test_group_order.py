@@ -248,7 +248,7 @@ def follow(path):
     import tally.torch
     import torch
     import torch.distributed as dist
-    from tally.torch import group as module, work
+    from tally.torch.group import group as module, work
     rank = tally.rank()
     with group("tally", path):
         dist.all_reduce(torch.ones(2))

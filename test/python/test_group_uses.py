@@ -101,7 +101,7 @@ def handed_to_cpp(path):
     import torch.distributed._functional_collectives as functional
     from torch._C import _distributed_c10d
     from torch.nn.parallel import DistributedDataParallel
-    from tally.torch.work import GroupWork
+    from tally.torch.group.work import GroupWork
     import test_ddp
     rank, results = tally.rank(), {}
 
@@ -194,7 +194,7 @@ def profiled_calls(path):
     import tally.torch
     import torch
     import torch.distributed as dist
-    from tally.torch import profile
+    from tally.torch.group import profile
     from torch.nn.parallel import DistributedDataParallel
     rank, ranges = tally.rank(), {}
     x, longer, whole = torch.ones(2, 2), torch.ones(4, 3), torch.ones(6, 2)

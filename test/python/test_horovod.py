@@ -391,7 +391,8 @@ def test_a_sparse_sum_that_ends_at_once(monkeypatch, fails):
 
     import torch
     from tally._core import GRADIENT, Call, Error
-    from tally.torch import calls, sparse
+    from tally.torch import calls
+    from tally.torch.horovod import sparse
 
     class Gather:
         def __init__(self, tensor, *_):

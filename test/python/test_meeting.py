@@ -82,7 +82,7 @@ def test_errors_name_where_the_address_came_from(tmp_path):
 import datetime, sys, torch.distributed as dist, tally.torch
 rank = int(sys.argv[1])
 store = dist.FileStore(sys.argv[2], 2)
-sys.modules["tally.torch.join"]._host_of = lambda store: "no-such-host.invalid"
+sys.modules["tally.torch.meeting"]._host_of = lambda store: "no-such-host.invalid"
 store.set_timeout(datetime.timedelta(seconds=3))
 try:
     dist.init_process_group("tally", store=store, rank=rank, world_size=2)
@@ -357,7 +357,7 @@ mine, port = int(sys.argv[1]), int(sys.argv[2])
 limit = datetime.timedelta(seconds=20)
 own = {"RANK": "7", "WORLD_SIZE": "9", "LOCAL_WORLD_SIZE": "3", "TORCHELASTIC_RESTART_COUNT": "1"}
 os.environ.update(own)
-join = sys.modules["tally.torch.join"]
+join = sys.modules["tally.torch.meeting"]
 stores = [dist.TCPStore("127.0.0.1", port, 2, mine == 0, limit)]
 stores.append(dist.TCPStore("127.0.0.1", port, 2, False, limit))
 turn = threading.Event()

@@ -390,7 +390,7 @@ def test_lines_are_of_scripts_alone():
 
 
 def test_an_interrupt_leaves_no_future_open():
-    from tally.torch.outcome import Begun
+    from tally.torch.group.outcome import Begun
     begun = Begun()
     ended = begun.then_outcome()
 

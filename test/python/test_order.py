@@ -10,7 +10,7 @@ from test_ops import hvd
 
 def order_module():
     pytest.importorskip("torch")
-    from tally.torch import order
+    from tally.torch.horovod import order
     return order
 
 

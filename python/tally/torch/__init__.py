@@ -18,35 +18,35 @@ from .. import _core
 from .._core import Error, NotInitializedError, is_initialized, local_rank, local_size, rank, report, shutdown, size
 from . import elastic, steps
 from .calls import Adasum
-from .deferred import find_stale_reads
-from .compression import Compression
-from .exchange import (alltoall, alltoall_async, grouped_reducescatter, grouped_reducescatter_async, reducescatter,
-                       reducescatter_async)
-from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from .hooks import ddp_hook, ddp_hook_bf16, ddp_hook_fp16, state
-from .join import join_launched
-from .ops import (Average, Max, Min, Product, Sum, allgather, allgather_async, allreduce, allreduce_,
-                  allreduce_async, allreduce_async_, barrier, broadcast, broadcast_, broadcast_async,
-                  broadcast_async_, grouped_allgather, grouped_allgather_async, grouped_allreduce, grouped_allreduce_,
-                  grouped_allreduce_async, grouped_allreduce_async_, poll, push_pull, push_pull_async,
-                  push_pull_async_inplace, push_pull_inplace, synchronize)
-from .optimizer import DistributedOptimizer
+from .meeting import join_launched
 from .pool import alloc
 from .process_sets import (ProcessSet, add_process_set, global_process_set, process_set_by_id, process_sets,
                            remove_process_set)
-from .sparse import sparse_allreduce_async
-from .sync_batch_norm import SyncBatchNorm
-from .uneven import join
+from .crossing.deferred import find_stale_reads
+from .ddp.hooks import ddp_hook, ddp_hook_bf16, ddp_hook_fp16, state
+from .horovod.compression import Compression
+from .horovod.exchange import (alltoall, alltoall_async, grouped_reducescatter, grouped_reducescatter_async, reducescatter,
+                               reducescatter_async)
+from .horovod.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .horovod.ops import (Average, Max, Min, Product, Sum, allgather, allgather_async, allreduce, allreduce_,
+                          allreduce_async, allreduce_async_, barrier, broadcast, broadcast_, broadcast_async,
+                          broadcast_async_, grouped_allgather, grouped_allgather_async, grouped_allreduce,
+                          grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_, poll, push_pull,
+                          push_pull_async, push_pull_async_inplace, push_pull_inplace, synchronize)
+from .horovod.optimizer import DistributedOptimizer
+from .horovod.sparse import sparse_allreduce_async
+from .horovod.sync_batch_norm import SyncBatchNorm
+from .horovod.uneven import join
 
 # Horovod's functions.
 _core.name_calls((_core.HOROVOD, _core.GRADIENT, _core.STATE, _core.BUCKET),
                  "allreduce", "broadcast", "allgather", "barrier", "reduce", "reducescatter", "alltoall", "gather", "scatter")
 
 if torch.distributed.is_available():
-    from . import group  # registers the backend
     from . import parallel
-    from .crossing_ddp import cross_barrier
-    from .hsdp import hsdp
+    from .ddp.cross_barrier import cross_barrier
+    from .ddp.hsdp import hsdp
+    from .group.group import Group as _Group  # registers the backend
 
 
 def init(comm=None, process_sets=None, *, settings=None):

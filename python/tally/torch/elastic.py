@@ -22,9 +22,9 @@ import functools
 import torch
 
 from .. import _core
-from . import gates
-from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from .sampler import ElasticSampler
+from .crossing import gates
+from .horovod.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .horovod.sampler import ElasticSampler
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 

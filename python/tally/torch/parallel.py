@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from .. import _core
-from .compression import Compression
-from .functions import broadcast_object
-from .hooks import ddp_hook, ddp_hook_bf16, ddp_hook_fp16, state
+from .ddp.hooks import ddp_hook, ddp_hook_bf16, ddp_hook_fp16, state
+from .horovod.compression import Compression
+from .horovod.functions import broadcast_object
 
 _HOOKS = {Compression.none: ddp_hook, Compression.fp16: ddp_hook_fp16, Compression.bf16: ddp_hook_bf16}
 

@@ -43,7 +43,7 @@ def _backends():
 def _gradient_elements(optimizer):
     """The number of elements of an optimizer's gradients that need a reduction: not of sparse ones, which are gathered, nor of
     FSDP2's, which are DTensors."""
-    plain = [getattr(group, "plain", group) for group in optimizer.__dict__.get("param_groups", ())]  # past gates (groups.py)
+    plain = [getattr(group, "plain", group) for group in optimizer.__dict__.get("param_groups", ())]  # past gates: crossing/groups.py
     gradients = (p.grad for group in plain for p in group["params"])
     return sum(one.numel() for one in gradients if type(one) is torch.Tensor and one.layout is torch.strided)
 

@@ -40,8 +40,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from .. import _core, _where
-from . import device, gates, groups, steps
+from ... import _core, _where
+from .. import device, steps
+from . import gates, groups
 
 # Optimizers of torch.optim that update each parameter by its own gradient, state and options alone.
 ALLOWED = frozenset(

@@ -9,14 +9,15 @@ import zlib
 
 import torch
 
-from .. import _core
-from .._core import Call
-from .._lib import ALLGATHER, ALLTOALL, REDUCE_SCATTER
-from . import calls, device, uneven
-from .calls import DTYPES
+from ... import _core
+from ..._core import Call
+from ..._lib import ALLGATHER, ALLTOALL, REDUCE_SCATTER
+from .. import calls, device
+from ..calls import DTYPES
+from ..process_sets import global_process_set
+from . import uneven
 from .compression import Compression
 from .ops import Average, Sum
-from .process_sets import global_process_set
 
 # --- alltoall ----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import operator
 
 from torch._C import Future
 
-from .. import _where
+from ... import _where
 
 _raise = ctypes.pythonapi["PyErr_SetObject"]  # ctypes raises what is set when it returns
 _raise.argtypes = [ctypes.py_object, ctypes.py_object]

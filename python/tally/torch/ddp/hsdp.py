@@ -16,12 +16,12 @@ import weakref
 
 import torch.distributed as dist
 
-from .. import _core
-from .._core import BUCKET, Call
-from .calls import reduce
-from .functions import compare
-from .join import join, time_out
-from .ops import Average
+from ... import _core
+from ..._core import BUCKET, Call
+from ..calls import reduce
+from ..meeting import join, time_out
+from ..horovod.functions import compare
+from ..horovod.ops import Average
 
 
 _numbers = weakref.WeakKeyDictionary()  # process group of the replicas -> numbers of its models, in order of hsdp()

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch._C import DispatchKey, _len_torch_dispatch_stack
 from torch._C._distributed_c10d import _create_work_from_future
 
-from .calls import PLAIN
+from ..calls import PLAIN
 
 # c10d's operator -> the method of Group.
 _METHODS = {

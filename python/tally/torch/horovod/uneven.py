@@ -10,9 +10,9 @@ SPDX-License-Identifier: Apache-2.0
 import threading
 import weakref
 
-from .. import _core
-from . import device as devices
-from . import gates
+from ... import _core
+from .. import device as devices
+from ..crossing import gates
 
 _optimizers = []  # weak references, in order of creation
 _halves = []  # weak references to operations of two steps, in order of creation; under _lock

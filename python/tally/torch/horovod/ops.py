@@ -21,12 +21,12 @@ import re
 
 import torch
 
-from .. import _core
-from .._core import Call, Reduction, reducing
-from .._lib import ALLGATHER, PUSH_PULL
-from . import calls
+from ... import _core
+from ..._core import Call, Reduction, reducing
+from ..._lib import ALLGATHER, PUSH_PULL
+from .. import calls
+from ..process_sets import global_process_set
 from .compression import Compression
-from .process_sets import global_process_set
 
 Average = Reduction.Average
 Sum = Reduction.Sum

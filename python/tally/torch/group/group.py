@@ -32,11 +32,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ReduceOp
 
-from .. import _core
-from .._core import Error, Reduction
-from . import device, dispatched, earlier, ending, lists, monitored, steps
-from .calls import DTYPES, PLAIN, check
-from .join import decline, job_members, is_beside, join, join_beside
+from ... import _core
+from ..._core import Error, Reduction
+from .. import device, steps
+from ..calls import DTYPES, PLAIN, check
+from ..meeting import decline, job_members, is_beside, join, join_beside
+from . import dispatched, earlier, ending, lists, monitored
 from .methods import takes_any_names
 from .profile import ProfiledWork, is_profiled, ranges
 from .ranks import Ranks

@@ -15,8 +15,8 @@ SPDX-License-Identifier: Apache-2.0
 import errno
 import time
 
-from .. import _where
-from .._core import Error, again
+from ... import _where
+from ..._core import Error, again
 
 _LOOK_S = 0.5  # between looks whether the group has failed
 

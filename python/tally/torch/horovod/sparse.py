@@ -10,12 +10,13 @@ import threading
 
 import torch
 
-from .. import _core
-from .._core import Call
-from .._lib import ALLGATHER
-from . import calls, uneven
+from ... import _core
+from ..._core import Call
+from ..._lib import ALLGATHER
+from .. import calls
+from ..process_sets import global_process_set
+from . import uneven
 from .ops import Average, Sum
-from .process_sets import global_process_set
 
 
 class SparseReduction:

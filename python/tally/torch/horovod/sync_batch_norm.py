@@ -9,10 +9,10 @@ import itertools
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .. import _core
-from .._core import STATE, Call
-from .._lib import ALLGATHER
-from .calls import allgather, reduce
+from ... import _core
+from ..._core import STATE, Call
+from ..._lib import ALLGATHER
+from ..calls import allgather, reduce
 
 _numbers = {}  # generation of the communicator -> numbers of layers
 

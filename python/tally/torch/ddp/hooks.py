@@ -22,16 +22,18 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .. import _core
-from .._core import BUCKET, Call
-from .._lib import ALLGATHER, PUSH_PULL
-from . import device, gates, outcome
-from .calls import reduce
-from .join import join_default
-from .ops import Average
-from .profile import AsyncRange, is_profiled
-from .sparse import SparseReduction
-from .work import deadlines
+from ... import _core
+from ..._core import BUCKET, Call
+from ..._lib import ALLGATHER, PUSH_PULL
+from .. import device
+from ..calls import reduce
+from ..crossing import gates
+from ..group import outcome
+from ..meeting import join_default
+from ..group.profile import AsyncRange, is_profiled
+from ..group.work import deadlines
+from ..horovod.ops import Average
+from ..horovod.sparse import SparseReduction
 
 _calling = threading.local()            # .model: the _Model whose hook runs in this thread
 _models = WeakTensorKeyDictionary()     # parameter -> the _Model that it is in, of several the last

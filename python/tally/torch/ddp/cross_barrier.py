@@ -4,7 +4,7 @@
     tally.torch.cross_barrier(model, optimizer)
 
 Flow: backward fills a bucket -> the hook submits its average and tells backward that it has ended -> step() hands the
-buckets to the Barrier (deferred.py) and returns -> a gate in the next forward waits for its bucket and updates the bucket's
+buckets to the Barrier (crossing/deferred.py) and returns -> a gate in the next forward waits for its bucket and updates the bucket's
 parameters -> at the end of forward, before torch prepares for backward, which writes to buckets, all the rest.
 
 Until buckets are rebuilt, which copies gradients in the second forward, the hook is ddp_hook, and step() the optimizer's.
@@ -21,10 +21,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .. import _core, _where
-from . import device, gates, groups, hooks
-from .deferred import Barrier, Deferring, Reduction
-from .compression import Compression
+from ... import _core, _where
+from .. import device
+from ..crossing import gates, groups
+from ..crossing.deferred import Barrier, Deferring, Reduction
+from ..horovod.compression import Compression
+from . import hooks
 
 _DTYPES = {Compression.none: None, Compression.fp16: torch.float16, Compression.bf16: torch.bfloat16}
 _crossed = weakref.WeakKeyDictionary()  # DistributedDataParallel -> (weak reference to its optimizer, its flights)

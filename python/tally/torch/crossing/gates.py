@@ -3,7 +3,7 @@
 Structure: `due` maps a parameter (its id) to its owner, the Barrier that has yet to update it.  `flying` maps one to the
 owner that reduces its gradient behind backward's end.  Both refer to owners weakly, so these tables keep no model.  They
 keep the operations: the garbage collector would end those of an optimizer in a cycle before it asks the optimizer.
-`observed` maps one that this forward has not used yet to the Order (order.py) to tell on its first use.  A Gate is a forward
+`observed` maps one that this forward has not used yet to the Order (horovod/order.py) to tell on its first use.  A Gate is a forward
 pre-hook in front of a module's others.  A Parameters is a dictionary in place of the module's `_parameters`, for parameters
 that are read without a call of their module.  A FlatWeights is the attribute of torch's recurrent modules that holds a list
 of their parameters, for C++.
@@ -44,7 +44,7 @@ from multiprocessing.reduction import ForkingPickler
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-from .. import _core, _where
+from ... import _core, _where
 
 # By id(), for a tensor's own hash is slow; the owners keep the parameters.
 due = {}       # id(parameter) -> (reference to its owner, operations); changed under the owner's lock

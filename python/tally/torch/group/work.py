@@ -29,9 +29,10 @@ import torch
 from torch._C import Future, _distributed_c10d
 from torch._C._distributed_c10d import Work
 
-from .. import _where
-from .._core import Error, again
-from . import device, outcome
+from ... import _where
+from ..._core import Error, again
+from .. import device
+from . import outcome
 from .earlier import Earlier
 
 _LOOK_S = 0.5  # between looks whether another thread has ended the call

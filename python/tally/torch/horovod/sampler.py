@@ -7,7 +7,7 @@ import random
 
 import torch
 
-from .. import _core
+from ... import _core
 
 
 class ElasticSampler(torch.utils.data.Sampler):

@@ -10,11 +10,11 @@ import pickle
 
 import torch
 
-from .. import _core
-from .._core import STATE, Call
-from .._lib import ALLGATHER, BROADCAST
-from .calls import Group, allgather, broadcast
-from .process_sets import global_process_set
+from ... import _core
+from ..._core import STATE, Call
+from ..._lib import ALLGATHER, BROADCAST
+from ..calls import Group, allgather, broadcast
+from ..process_sets import global_process_set
 
 try:
     # Also takes lambdas and what __main__ defines.  What it writes, pickle reads where the package is present.

@@ -17,20 +17,22 @@ from contextlib import contextmanager
 
 import torch
 
-from .. import _core, _where
-from .._core import GRADIENT, Call, Reduction
-from .._lib import ALLGATHER, PUSH_PULL
-from .calls import reduce, reduction as reduction_of
+from ... import _core, _where
+from ..._core import GRADIENT, Call, Reduction
+from ..._lib import ALLGATHER, PUSH_PULL
+from .. import device
+from ..calls import reduce, reduction as reduction_of
+from ..crossing import gates
+from ..pool import Places
+from ..process_sets import global_process_set
+from ..crossing.deferred import kind_of
+from ..crossing.groups import Shared
+from . import uneven
 from .compression import Compression
-from .deferred import kind_of
 from .functions import compare
-from .groups import Shared
-from .order import Order
 from .ops import Average
-from .pool import Places
-from .process_sets import global_process_set
+from .order import Order
 from .sparse import SparseReduction
-from . import device, gates, uneven
 
 # id(parameter) -> (weak reference to it, to the optimizer that reduces its gradient).  Two would sum it twice.
 _owners = {}
@@ -605,7 +607,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("clip_value must be a positive number, and goes with cross_barrier=True; otherwise use "
                          "torch.nn.utils.clip_grad_value_() behind optimizer.synchronize()")
     if cross_barrier:
-        from .crossing import CrossBarrier as base
+        from .cross_barrier import CrossBarrier as base
     else:
         base = _Distributed
     own = kind_of(optimizer)

@@ -1,4 +1,4 @@
-"""DistributedOptimizer(cross_barrier=True): step() puts the updates off, see deferred.py.
+"""DistributedOptimizer(cross_barrier=True): step() puts the updates off, see crossing/deferred.py.
 
 Flow: step() submits what backward has not reached.  If all is reduced it updates at once, as with the barrier.  Else it
 hands all reductions to the Barrier and returns -> a gate in the next forward, or whatever reads parameters otherwise, updates
@@ -13,9 +13,9 @@ import weakref
 
 import torch
 
-from .. import _core
-from . import gates
-from .deferred import Barrier, Deferring, Reduction, let_read
+from ... import _core
+from ..crossing import gates
+from ..crossing.deferred import Barrier, Deferring, Reduction, let_read
 from .optimizer import _Distributed
 
 

@@ -15,11 +15,11 @@ import time
 
 import torch
 
-from .. import _core, _where
-from .._core import Call
-from .._lib import PUSH_PULL
-from . import device
-from .calls import DTYPES, reduce
+from ... import _core, _where
+from ..._core import Call
+from ..._lib import PUSH_PULL
+from .. import device
+from ..calls import DTYPES, reduce
 
 _SPACE = 128        # an ordered name space (TALLY_SPACE_ORDERED in tally.h)
 _NOTES = _SPACE + 1  # that of messages which are the backend's own

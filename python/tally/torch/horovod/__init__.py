@@ -1,0 +1,18 @@
+"""Horovod's API.
+
+    ops.py             allreduce, broadcast, allgather, barrier
+    exchange.py        alltoall, reducescatter
+    functions.py       objects, parameters and states; comparisons of what the ranks mean
+    optimizer.py       DistributedOptimizer
+    order.py           its priorities
+    cross_barrier.py   its updates behind step()
+    sparse.py          sparse gradients
+    uneven.py          join()
+    compression.py     types in which gradients are sent
+    sync_batch_norm.py SyncBatchNorm
+    sampler.py         ElasticSampler
+
+Uses crossing.
+
+SPDX-License-Identifier: Apache-2.0
+"""
