@@ -255,14 +255,14 @@ def profiled_calls(path):
         ended = [event.name for event in made.events() if event.name.startswith("tally:")]
 
         entered = []
-        enter = profile._autograd._record_function_with_args_enter
-        profile._autograd._record_function_with_args_enter = lambda *arguments: entered.append(arguments)
+        enter = profile.enter_range
+        profile.enter_range = lambda *arguments: entered.append(arguments)
         try:
             kind = type(ours.barrier()).__name__
             for call in calls.values():
                 call(ours)
         finally:
-            profile._autograd._record_function_with_args_enter = enter
+            profile.enter_range = enter
     return ranges, ended, entered, kind
 
 

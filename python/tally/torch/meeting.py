@@ -15,6 +15,7 @@ import time
 import torch.distributed as dist
 
 from .. import _address, _core, _events, _where
+from . import patches
 
 # Who sets one of these says where the coordinator is, or has tallyd look for it there; that of a job of all ranks.
 _SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
@@ -250,20 +251,11 @@ def decline(store, members, reason):
     store.set("tally/%d" % _turns[members], "!0 " + reason)
 
 
-def time_out(group):
-    """Seconds after which calls of a process group give up waiting; None if it does not say."""
-    try:
-        return group._get_backend(group._device_types[0]).options._timeout.total_seconds()
-    except (AttributeError, IndexError, RuntimeError):
-        return None
-
-
 def join_default():
     """Join as the rank that this process has in torch's default process group, or that the launcher gives it."""
     if dist.is_available() and dist.is_initialized():
-        store = dist.distributed_c10d._get_default_store()
-        join(dist.PrefixStore("tally", store), tuple(range(dist.get_world_size())), dist.get_rank(),
-             time_out(dist.group.WORLD))
+        join(dist.PrefixStore("tally", patches.default_store()), tuple(range(dist.get_world_size())), dist.get_rank(),
+             patches.time_out(dist.group.WORLD))
     else:
         _core.init()
 

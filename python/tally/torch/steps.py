@@ -13,10 +13,10 @@ import logging
 import weakref
 
 import torch
-import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _core, _events, _leaving
+from . import patches
 
 _compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # PyTorch 2.1 has none
 _SELDOM = 10000  # steps; local SGD averages parameters more often, and compression sends more than an element in so many
@@ -37,7 +37,7 @@ _trained = {}  # elements of the gradients of one step -> _Steps; of optimizers 
 
 def _backends():
     """The backends of all process groups.  Only if all are Tally's, all gradients go through Tally."""
-    return {backend for backend, _ in dist.distributed_c10d._world.pg_map.values()} if dist.is_available() else set()
+    return {backend for backend, _ in patches.groups().values()}
 
 
 def _gradient_elements(optimizer):

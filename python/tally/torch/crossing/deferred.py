@@ -35,13 +35,10 @@ import warnings
 import weakref
 
 import torch
-from torch.optim import optimizer as _optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from ... import _core, _where
-from .. import device, steps
+from .. import device, patches, steps
 from . import gates, groups
 
 # Optimizers of torch.optim that update each parameter by its own gradient, state and options alone.
@@ -171,9 +168,7 @@ class Barrier:
             self.guard(optimizer)
         if self._compiled:
             return "the model is compiled as a whole, so that all its parameters are read at once; compile its blocks"
-        others = [hook for hook in _optimizer._global_optimizer_post_hooks.values() if hook is not steps._stepped]
-        if (others or _optimizer._global_optimizer_pre_hooks or optimizer._optimizer_step_pre_hooks
-                or optimizer._optimizer_step_post_hooks):
+        if any(hook is not steps._stepped for hook in patches.hooks_of_step(optimizer)):
             return "hooks of step() look at all parameters, before or after"
         if any(group.get("differentiable") for group in optimizer.__dict__["param_groups"]):
             return "differentiable=True keeps a graph of the updates"
@@ -409,15 +404,7 @@ def _modes_of_step(stream):
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
-        if torch._C._is_any_autocast_enabled():
-            for kind in {"cpu", stream[1] if stream else "cuda"}:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        if torch._C._len_torch_function_stack():
-            stack.enter_context(torch._C.DisableTorchFunction())
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # within torch.func.grad() and the like
-            stack.enter_context(torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack())
-        if torch._C._len_torch_dispatch_stack():
-            stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
+        patches.leave_modes(stack, {"cpu", stream[1] if stream else "cuda"})
         if stream is not None:
             stack.enter_context(_on(stream))
         yield
@@ -559,12 +546,12 @@ class find_stale_reads(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if gates.due and getattr(function, "__name__", "") not in self._FREE:
-            with torch._C.DisableTorchFunctionSubclass():
+            with patches.without_functions_of_classes():
                 _look(function, args, kwargs)
         return function(*args, **kwargs)
 
 
-class _StaleOperators(TorchDispatchMode):
+class _StaleOperators(patches.DispatchMode):
     """The same for operators, which C++ calls, too.  A view reads nothing yet."""
 
     found = None  # the last Error
@@ -578,14 +565,14 @@ class _StaleOperators(TorchDispatchMode):
             except _core.Error as error:
                 self.found = error
                 raise
-        with torch._C.DisableTorchFunction():
+        with patches.without_functions():
             return function(*args, **kwargs)
 
 
 def _look(function, args, kwargs):
     """Raise Error if one of the arguments shares memory with a parameter whose update is due."""
     places = {p.untyped_storage().data_ptr(): (p, owner) for owner in gates.all_owners() for p in owner.waiting()}
-    for value in tree_flatten((args, kwargs))[0]:
+    for value in patches.leaves((args, kwargs)):
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             p, owner = places.get(value.untyped_storage().data_ptr(), (None, None))
             if p is not None:

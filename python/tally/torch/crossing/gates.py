@@ -34,17 +34,15 @@ import collections
 import errno
 import functools
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import ItemsView, ValuesView
 from contextlib import contextmanager
-from multiprocessing.reduction import ForkingPickler
 
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
 
 from ... import _core, _where
+from .. import patches
 
 # By id(), for a tensor's own hash is slow; the owners keep the parameters.
 due = {}       # id(parameter) -> (reference to its owner, operations); changed under the owner's lock
@@ -60,8 +58,7 @@ _Module = torch.nn.Module
 # Where parameters lie that no gate sees read, and what the user can do.
 _SCRIPTED = "a ScriptModule, whose C++ code", "To export a model, script or trace a copy of it (copy.deepcopy)"
 _SHARED = "shared memory, where another process", "To share what is trained so far, share a copy (copy.deepcopy)"
-_is_compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or torch._dynamo.is_compiling  # PyTorch 2.1
-_in_backward = torch._C._current_graph_task_id
+_is_compiling, _in_backward = patches.is_compiling, patches.graph_task
 
 
 def settle(parameters):
@@ -286,7 +283,7 @@ def _pass(parameters):
         _tell(parameters)
 
 
-@torch._disable_dynamo
+@patches.never_compiled
 def _meet_uncovered(module):
     """Compiled code calls a module with a gate, and has none in front: pass it here, between two graphs."""
     _change()
@@ -349,13 +346,13 @@ def _attach(module):
     """Give a module its gates.  Whether its parameters have gates then."""
     if isinstance(module, torch.jit.ScriptModule):
         return False
-    if isinstance(module, torch.nn.RNNBase) and "_flat_weights" not in torch.nn.RNNBase.__dict__:
-        torch.nn.RNNBase._flat_weights = FlatWeights()
+    if isinstance(module, torch.nn.RNNBase):
+        patches.flat_weights(FlatWeights())
     parameters = module.__dict__.get("_parameters")
     if type(parameters) in (dict, collections.OrderedDict):
         module.__dict__["_parameters"] = Parameters(parameters)
     is_gated = type(module.__dict__.get("_parameters")) is Parameters
-    if is_gated and _reads_by_name(module) and _hears_compiler():
+    if is_gated and _reads_by_name(module) and patches.begin_to_compile(_compile_begins):
         _bare.add(module)
     else:
         _hook(module)
@@ -371,26 +368,6 @@ def _hook(module):
 def _reads_by_name(module):
     return (not module._modules and not isinstance(module, torch.nn.RNNBase) and "forward" not in module.__dict__
             and type(module).__module__.startswith("torch.nn.modules."))
-
-
-def _hears_compiler():
-    """Whether torch.compile has compiled nothing yet, and _compile_begins() is called before it does."""
-    dynamo = sys.modules.get("torch._dynamo")  # making an optimizer imports it
-    handler, frames = getattr(dynamo, "callback_handler", None), getattr(dynamo, "convert_frame", None)
-    if handler is None or getattr(frames, "FRAME_COUNTER", 1) > 0:
-        return False
-    if _compile_begins not in handler.start_callbacks:
-        clear = handler.clear
-
-        def clear_others():  # torch._dynamo.reset() does
-            try:
-                clear()
-            finally:
-                handler.register_start_callback(_compile_begins)
-
-        handler.clear = clear_others
-        handler.register_start_callback(_compile_begins)
-    return True
 
 
 def _compile_begins(*_):  # without an argument before PyTorch 2.8
@@ -477,50 +454,36 @@ def _without_gates(module):
             hooks.move_to_end(key, last=False)
 
 
-def _have_script_tell():
-    """Have torch.jit.script() and trace() tell which parameters their C++ code reads, and leave out the Gates."""
-    recursive = torch.jit._recursive
-    create = recursive.create_script_module
-
-    @functools.wraps(create)
+def _exposing(create):
+    """TorchScript's function that makes modules; it tells whose parameters C++ code reads, and leaves out the Gates."""
     def create_script_module(nn_module, *arguments, **named):
         with _without_gates(nn_module):
             result = create(nn_module, *arguments, **named)
         _expose(nn_module.parameters(), _SCRIPTED)
         return result
 
-    recursive.create_script_module = create_script_module
+    return create_script_module
 
 
-def _have_programs_read():
-    """Have the state_dict of torch.export's programs, which their own methods read, too, find parameters updated."""
-    kind = getattr(torch.export, "ExportedProgram", None)
-    plain = getattr(kind, "state_dict", None)
-    if not isinstance(plain, property):
-        return
-
+def _updated(state):
+    """The state_dict of an exported program whose parameters are updated."""
     def state_dict(self):
-        values = plain.fget(self)
+        values = state(self)
         read([p for p in values.values() if isinstance(p, torch.Tensor)])
         return values
 
-    kind.state_dict = property(state_dict, plain.fset, doc=plain.__doc__)
+    return state_dict
 
 
-def _have_sharing_tell():
-    """Hear of parameters that get into memory which other processes read: by share_memory_(), or sent to one."""
-    def telling(function):
-        @functools.wraps(function)
-        def share(p):
-            read((p,))
-            result = function(p)
-            _expose((p,), _SHARED)
-            return result
+def _telling(function):
+    """A function that has parameters get into memory which other processes read, and tells of them."""
+    def share(p):
+        read((p,))
+        result = function(p)
+        _expose((p,), _SHARED)
+        return result
 
-        return share
-
-    torch.Tensor.share_memory_ = telling(torch.Tensor.share_memory_)
-    ForkingPickler.register(torch.nn.Parameter, telling(reduce_tensor))
+    return share
 
 
 def _parameters_of(module):
@@ -562,11 +525,17 @@ def _prepare():
             _attach(module)
 
     torch.nn.modules.module.register_module_parameter_registration_hook(registered)
-    zero_grad = _Module.zero_grad
+    patches.zero_grad(_zeroing)
+    patches.script_module(_exposing)
+    patches.program_state(_updated)
+    patches.share_parameters(_telling)
+    gc.callbacks.append(_note_collection)
+    _core.before_shutdown(lambda: drain(quietly=True, timeout=10))
 
-    @functools.wraps(zero_grad)
+
+def _zeroing(zero_grad):
+    """Module.zero_grad(); a gradient on its way is zeroed behind its update."""
     def zero(self, set_to_none=True):
-        """As torch's; a gradient on its way is zeroed behind its update."""
         if not due and not observed:
             return zero_grad(self, set_to_none)
         with through():
@@ -583,9 +552,4 @@ def _prepare():
                     p.grad.detach_() if p.grad.grad_fn is not None else p.grad.requires_grad_(False)
                     p.grad.zero_()
 
-    _Module.zero_grad = zero
-    _have_script_tell()
-    _have_programs_read()
-    _have_sharing_tell()
-    gc.callbacks.append(_note_collection)
-    _core.before_shutdown(lambda: drain(quietly=True, timeout=10))
+    return zero

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ... import _core, _where
-from .. import device
+from .. import device, patches
 from ..crossing import gates, groups
 from ..crossing.deferred import Barrier, Deferring, Reduction
 from ..horovod.compression import Compression
@@ -255,20 +255,20 @@ def _shares(a, b):
 @functools.lru_cache(None)
 def _prepare():
     """Once: have DistributedDataParallel make updates before it prepares for backward."""
-    post = DistributedDataParallel._post_forward
+    def updating(post):
+        def _post_forward(self, output):
+            if torch.is_grad_enabled() and not patches.is_compiling():
+                reference, flights = _crossed.get(self, _NOT_CROSSED)
+                optimizer = reference()
+                if optimizer is not None:
+                    optimizer.before_backward()
+                elif flights:
+                    _await(flights)
+            return post(self, output)
 
-    @functools.wraps(post)
-    def _post_forward(self, output):
-        if torch.is_grad_enabled() and not gates._is_compiling():
-            reference, flights = _crossed.get(self, _NOT_CROSSED)
-            optimizer = reference()
-            if optimizer is not None:
-                optimizer.before_backward()
-            elif flights:
-                _await(flights)
-        return post(self, output)
+        return _post_forward
 
-    DistributedDataParallel._post_forward = _post_forward
+    patches.end_forward(updating)
 
 
 def _check_model(model, optimizer):

@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ... import _core
 from ..._core import BUCKET, Call
 from ..._lib import ALLGATHER, PUSH_PULL
-from .. import device
+from .. import device, patches
 from ..calls import reduce
 from ..crossing import gates
 from ..group import outcome
@@ -213,14 +213,8 @@ def _itself(hook):
     return hook
 
 
-def _have_ddp_tell():
-    """Have DDP number its models as they are made, which all ranks do in one order.  Have register_comm_hook() note the
-    model: a bucket names neither its model nor its process group.  This serves any hook, because a user's own hook may
-    call ours."""
-    ddp = torch.nn.parallel.DistributedDataParallel
-    init, register = ddp.__init__, ddp.register_comm_hook
-
-    @functools.wraps(init)
+def _numbering(init):
+    """DistributedDataParallel's __init__(), which numbers the model."""
     def make(self, *arguments, **named):
         init(self, *arguments, **named)
         try:
@@ -228,7 +222,12 @@ def _have_ddp_tell():
         except (KeyError, RuntimeError, ValueError):  # a process group that torch does not know
             pass
 
-    @functools.wraps(register)
+    return make
+
+
+def _noting(register):
+    """DistributedDataParallel's register_comm_hook(), which notes the model.  This serves any hook, because a user's own hook
+    may call ours."""
     def register_comm_hook(self, state, hook):
         if not callable(hook):  # torch says so in its own words
             register(self, state, hook)
@@ -244,10 +243,11 @@ def _have_ddp_tell():
             state.register(model)
             state._given = model
 
-    ddp.__init__, ddp.register_comm_hook = make, register_comm_hook
+    return register_comm_hook
 
 
-_have_ddp_tell()
+patches.make_ddp(_numbering)
+patches.register_comm_hook(_noting)
 
 
 class _Late:

@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from ... import _core
 from ..._core import BUCKET, Call
+from .. import patches
 from ..calls import reduce
-from ..meeting import join, time_out
+from ..meeting import join
 from ..horovod.functions import compare
 from ..horovod.ops import Average
 
@@ -43,8 +44,8 @@ class _Replicas:
 
     def average(self, number, call, gradient):
         if self._joined != _core.generation() or not _core.is_initialized():
-            store = dist.distributed_c10d._get_process_group_store(self._group)
-            join(dist.PrefixStore("tally", store), self.ranks, dist.get_rank(self._group), time_out(self._group))
+            store = patches.store_of(self._group)
+            join(dist.PrefixStore("tally", store), self.ranks, dist.get_rank(self._group), patches.time_out(self._group))
             compare("what is sharded in model %d of hsdp()" % number, self._modules, name="hsdp.%d" % number)
             self._joined = _core.generation()
         reduce(call, gradient, gradient).wait()

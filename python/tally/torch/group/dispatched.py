@@ -17,16 +17,17 @@ SPDX-License-Identifier: Apache-2.0
 
 import collections
 import datetime
+import functools
 import threading
 import types
 import weakref
 
 import torch
 import torch.distributed as dist
-from torch._C import DispatchKey, _len_torch_dispatch_stack
-from torch._C._distributed_c10d import _create_work_from_future
 
+from .. import patches
 from ..calls import PLAIN
+from ..patches import DispatchKey, keys_of, modes
 
 # c10d's operator -> the method of Group.
 _METHODS = {
@@ -55,7 +56,6 @@ _METHODS = {
 _FIELDS = {"root_rank": "rootRank", "root_tensor": "rootTensor", "async_op": "asyncOp"}
 _LEFT_OUT = ("sparse_indices", "device_ids")  # and the groups have no use for them
 _REMEMBERED = 4096
-_BEHIND = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
 
 # reduction: of the call that this thread makes; work: the one that a kernel has made of it; in_kernel
 _here = threading.local()
@@ -78,7 +78,7 @@ def first(values):
 
 def passes(arguments, named):
     """Whether a call with these arguments must pass PyTorch's dispatcher."""
-    if _len_torch_dispatch_stack():
+    if modes():
         return True
     tensor = arguments[0] if arguments else None
     if type(tensor) is list and tensor:
@@ -87,7 +87,7 @@ def passes(arguments, named):
         tensor = first((*arguments, *named.values()))
         if tensor is None:
             return False
-    return tensor.is_meta or (type(tensor) not in PLAIN and torch._C._dispatch_keys(tensor).has(DispatchKey.Python))
+    return tensor.is_meta or (type(tensor) not in PLAIN and keys_of(tensor).has(DispatchKey.Python))
 
 
 def in_kernel():
@@ -95,7 +95,7 @@ def in_kernel():
     return getattr(_here, "in_kernel", False)
 
 
-if not hasattr(torch._ops.OpOverload, "redispatch"):  # PyTorch before 2.5: no kernel could leave a call to another
+if not patches.can_leave:
     def passes(arguments, named):
         return False
 
@@ -134,11 +134,7 @@ def _install():
     global _library
     with _lock:
         if _library is None:
-            library = torch.library.Library("c10d", "IMPL")
-            for name, method in _METHODS.items():
-                if hasattr(torch.ops.c10d, name):  # an older PyTorch lacks some
-                    library.impl(name, _Kernel(name, method), "BackendSelect")
-            _library = library
+            _library = patches.c10d_kernels({name: functools.partial(_Kernel, name, method) for name, method in _METHODS.items()})
 
 
 def _note(argument, operator):
@@ -159,12 +155,11 @@ def _note(argument, operator):
 class _Kernel:
     """The kernel of one operator."""
 
-    def __init__(self, name, method):
-        self.__name__, self._method = name, method
-        self._operator = getattr(torch.ops.c10d, name).default
+    def __init__(self, name, method, operator):
+        self.__name__, self._method, self._operator = name, method, operator
         self._arguments = [(one.name, one.default_value) for one in self._operator._schema.arguments]
         self._returns = len(self._operator._schema.returns)
-        self._has_meta = torch._C._dispatch_has_kernel_for_dispatch_key("c10d::" + name, "Meta")
+        self._has_meta = patches.has_meta_kernel("c10d::" + name)
 
     def __call__(self, *arguments, **named):
         given = {name: default for name, default in self._arguments}
@@ -176,10 +171,10 @@ class _Kernel:
             options.reduceOp = _note(given.pop("reduce_op"), self._operator)
         if tensor.is_meta or tensor.device.type == "meta":  # a fake one says the second
             if self._has_meta or not ours:
-                return self._leave(torch._C.DispatchKeySet(DispatchKey.Meta), arguments, named)
+                return self._leave(patches.KeySet(DispatchKey.Meta), arguments, named)
             return self._result(arguments, _ended())
         if not ours:
-            return self._leave(torch._C._dispatch_keys(tensor) & _BEHIND, arguments, named)
+            return self._leave(keys_of(tensor) & patches.BEHIND_OURS, arguments, named)
         for name in _LEFT_OUT:
             given.pop(name, None)
         options.timeout = datetime.timedelta(milliseconds=given.pop("timeout", None) or -1)
@@ -215,4 +210,4 @@ class _Kernel:
 def _ended():
     future = torch.futures.Future()
     future.set_result([])
-    return _create_work_from_future(future)
+    return patches.work_of(future)

@@ -30,11 +30,10 @@ import weakref
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ReduceOp
 
 from ... import _core
 from ..._core import Error, Reduction
-from .. import device, steps
+from .. import device, patches, steps
 from ..calls import DTYPES, PLAIN, check
 from ..meeting import decline, job_members, is_beside, join, join_beside
 from . import dispatched, earlier, ending, lists, monitored
@@ -44,7 +43,7 @@ from .ranks import Ranks
 from .work import GroupWork, Together, UnderWay, just_ended
 
 # c10d's reductions by their numbers, which are also their hashes: to compare two of them takes a microsecond.
-_KIND = ReduceOp.RedOpType
+_KIND = dist.ReduceOp.RedOpType
 _SUM, _AVG, _MIN, _MAX, _PRODUCT, _BAND, _BOR, _BXOR = map(hash, (
     _KIND.SUM, _KIND.AVG, _KIND.MIN, _KIND.MAX, _KIND.PRODUCT, _KIND.BAND, _KIND.BOR, _KIND.BXOR))
 _PREMUL_SUM = hash(getattr(_KIND, "PREMUL_SUM", None))
@@ -171,18 +170,6 @@ _made = collections.Counter()  # how often a name was used for a group of certai
 _traced = True  # whether torch.compile would look into what is called here
 
 
-def _stay_untraced():
-    """Have torch.compile, once it has been imported, leave our functions alone: under it DDP's reducer calls them while
-    frames are traced."""
-    global _traced
-    for name in ("trace_rules", "skipfiles"):  # the second in an older PyTorch
-        rules = sys.modules.get("torch._dynamo." + name)
-        if hasattr(rules, "add"):
-            rules.add("tally")
-            _traced = False
-            break
-
-
 # --- the group ---------------------------------------------------------------------------------------------------
 
 
@@ -200,17 +187,10 @@ def _operator(work, options):
 
 
 def _make_beside(group, kind, backend):
-    """Make another backend's group over the ranks of `group`, for a type of device.  All of these ranks call this.
-
-    Not dist.new_group(): that names a group of some ranks by the number of groups which a rank is in.  Ranks that are in
-    different numbers of groups would look for each other under different names for ever.
-    """
-    ranks, c10d = dist.get_process_group_ranks(group), dist.distributed_c10d
-    made, _ = c10d._new_process_group_helper(
-        len(ranks), group.rank(), ranks, dist.Backend(backend), group.get_group_store(),
-        group_name="%s's for %s" % (group.getGroupName(), kind), timeout=datetime.timedelta(seconds=group.limit))
-    c10d._world.pg_group_ranks[made] = {one: place for place, one in enumerate(ranks)}
-    return made
+    """Make another backend's group over the ranks of `group`, for a type of device.  All of these ranks call this."""
+    ranks = dist.get_process_group_ranks(group)
+    return patches.make_group(len(ranks), group.rank(), ranks, backend, group.get_group_store(),
+                              "%s's for %s" % (group.getGroupName(), kind), datetime.timedelta(seconds=group.limit))
 
 
 class Group(dist.ProcessGroup):
@@ -409,8 +389,9 @@ class Group(dist.ProcessGroup):
 
     def _call(self, what, outputs, options, numbered=True, inputs=None):
         """A call to be filled in.  inputs: the tensors that it reads, if they are not its outputs."""
+        global _traced
         if _traced and "torch._dynamo" in sys.modules:
-            _stay_untraced()
+            _traced = not patches.leave_untraced("tally")
         if is_profiled():
             work = ProfiledWork(self, what, numbered, outputs, options, outputs if inputs is None else inputs)
         else:

@@ -10,9 +10,9 @@ import functools
 import math
 
 import torch
-from torch._C._distributed_c10d import ReduceOp
+import torch.distributed as dist
 
-_KIND = ReduceOp.RedOpType
+_KIND = dist.ReduceOp.RedOpType
 # How tensors of one list are combined before the ranks' results are: c10d's number -> a function of two tensors.
 _COMBINE = {hash(kind): combine for kind, combine in (
     (_KIND.SUM, torch.add), (_KIND.MIN, torch.minimum), (_KIND.MAX, torch.maximum), (_KIND.PRODUCT, torch.mul),

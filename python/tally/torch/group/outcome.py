@@ -11,9 +11,8 @@ import ctypes
 import functools
 import operator
 
-from torch._C import Future
-
 from ... import _where
+from ..patches import Future
 
 _raise = ctypes.pythonapi["PyErr_SetObject"]  # ctypes raises what is set when it returns
 _raise.argtypes = [ctypes.py_object, ctypes.py_object]

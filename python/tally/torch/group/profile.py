@@ -16,12 +16,10 @@ import contextlib
 import threading
 
 import torch
-from torch._C import _autograd
 
+from ..patches import enter_range, exit_range, is_profiled
 from . import dispatched
 from .work import GroupWork
-
-is_profiled = _autograd._profiler_enabled
 
 _TITLES = {  # call -> (c10d's operator, how Gloo and NCCL call it)
     "allreduce": ("allreduce_", "all_reduce"),
@@ -61,7 +59,7 @@ class Range:
 
     def __init__(self, name, inputs):
         """name: None for no range."""
-        self._record = name and _autograd._record_function_with_args_enter(name, *_tensors(inputs))
+        self._record = name and enter_range(name, *_tensors(inputs))
 
     def end(self, _=None):
         """End the range, in any thread; only the first call counts."""
@@ -69,7 +67,7 @@ class Range:
         if record is not None:
             self._exit(record)
 
-    _exit = staticmethod(_autograd._record_function_with_args_exit)
+    _exit = staticmethod(exit_range)
 
 
 class AsyncRange(Range):

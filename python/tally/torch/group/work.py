@@ -18,7 +18,6 @@ SPDX-License-Identifier: Apache-2.0
 import contextlib
 import datetime
 import errno
-import functools
 import math
 import os
 import threading
@@ -26,12 +25,11 @@ import time
 import weakref
 
 import torch
-from torch._C import Future, _distributed_c10d
-from torch._C._distributed_c10d import Work
 
 from ... import _where
 from ..._core import Error, again
-from .. import device
+from .. import device, patches
+from ..patches import Future, Work
 from . import outcome
 from .earlier import Earlier
 
@@ -80,7 +78,7 @@ class _Work(Work):
 
     def lasting(self):
         """A work of C++ alone that ends as this one does."""
-        return _distributed_c10d._create_work_from_future(self.get_future())
+        return patches.work_of(self.get_future())
 
     def boxed(self):
         return self.lasting().boxed()
@@ -487,22 +485,7 @@ class Together(_Work):
         return ended.then(lambda _: [output for one in ended.value() for output in one.value()])
 
 
-def _have_torch_keep_lasting_works():
-    """Wrap the functions of torch that take a work from Python and keep it in C++, so that they take lasting()."""
-    def lasting(call):
-        @functools.wraps(call)
-        def keep(*arguments, **named):
-            return call(*[one.lasting() if isinstance(one, _Work) else one for one in arguments],
-                        **{name: one.lasting() if isinstance(one, _Work) else one for name, one in named.items()})
-        return keep
-
-    for owner, name in ((_distributed_c10d.Reducer, "_set_forward_pass_work_handle"),
-                        (_distributed_c10d, "_register_work")):
-        if hasattr(owner, name):  # the second came with PyTorch 2.4
-            setattr(owner, name, lasting(getattr(owner, name)))
-
-
-_have_torch_keep_lasting_works()
+patches.take_works(lambda one: one.lasting() if isinstance(one, _Work) else one)
 
 
 class _Deadlines:

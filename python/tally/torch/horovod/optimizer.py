@@ -20,7 +20,7 @@ import torch
 from ... import _core, _where
 from ..._core import GRADIENT, Call, Reduction
 from ..._lib import ALLGATHER, PUSH_PULL
-from .. import device
+from .. import device, patches
 from ..calls import reduce, reduction as reduction_of
 from ..crossing import gates
 from ..pool import Places
@@ -537,30 +537,31 @@ class _Distributed(Shared):
         return super().zero_grad(*args, **kwargs)
 
 
-def _reduce_before_unscaling(scaler):
-    """Have the unscale_() of a GradScaler's class, which its step() calls, find reduced gradients: it changes them in
-    place, and no version shows that.  The scaler's update() ends this state, because it may have skipped the
-    optimizer's step."""
-    unscale, update = scaler.unscale_, scaler.update
-    unscaled = weakref.WeakKeyDictionary()  # scaler -> optimizers since its last update()
+_unscaled = weakref.WeakKeyDictionary()  # GradScaler -> optimizers since its last update()
 
-    @functools.wraps(unscale)
+
+def _reducing(unscale):
+    """A GradScaler's unscale_(), which its step() calls, that finds reduced gradients."""
     def unscale_(self, optimizer):
         if isinstance(optimizer, _Distributed):  # of a disabled one, too: clipping may follow
             optimizer.before_unscaling()
-            unscaled.setdefault(self, weakref.WeakSet()).add(optimizer)
+            _unscaled.setdefault(self, weakref.WeakSet()).add(optimizer)
         return unscale(self, optimizer)
 
-    @functools.wraps(update)
+    return unscale_
+
+
+def _ending(update):
+    """Its update(), which ends that state, because the scaler may have skipped the optimizer's step."""
     def update_(self, *args, **kwargs):
-        for optimizer in unscaled.pop(self, ()):
+        for optimizer in _unscaled.pop(self, ()):
             optimizer.after_unscaling()
         return update(self, *args, **kwargs)
 
-    scaler.unscale_, scaler.update = unscale_, update_
+    return update_
 
 
-_reduce_before_unscaling(getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler)
+patches.grad_scaler(_reducing, _ending)
 
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,

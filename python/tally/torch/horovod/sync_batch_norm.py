@@ -7,12 +7,12 @@ import ctypes
 import itertools
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ... import _core
 from ..._core import STATE, Call
 from ..._lib import ALLGATHER
 from ..calls import allgather, reduce
+from ..patches import BatchNorm
 
 _numbers = {}  # generation of the communicator -> numbers of layers
 
@@ -37,7 +37,7 @@ def refuse_gather(reason):
     _core.refuse(ALLGATHER, _ROWS, reason)
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(BatchNorm):
     """torch.nn.BatchNorm1d, 2d and 3d, with mean and variance of all ranks' batches while training.
 
     num_features, eps, momentum, affine, track_running_stats: as in torch.nn.BatchNorm1d.  Input: (N, C) or (N, C, ...)
