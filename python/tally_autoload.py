@@ -25,6 +25,6 @@ def _create(*arguments):
     places = spec and spec.submodule_search_locations
     if spec and not any(os.path.exists(os.path.join(place, "torch", "__init__.py")) for place in places or ()):
         raise ImportError("%s hides the Python package tally: rename it" % spec.origin)
-    from tally.torch.group.group import create
+    from tally.torch.group.making import create
 
     return create(*arguments)

@@ -478,7 +478,7 @@ def test_lines_of_calls_that_differ(three, store):
 def test_lists_that_look_alike():
     """Of more of them than the short digests can tell apart."""
     import torch
-    from tally.torch.group.group import _SHOWN, _list_note
+    from tally.torch.group.vectors import _SHOWN, _list_note
     tensors = [torch.empty(length, 1) for length in range(30)]
     notes = {_list_note([*tensors, torch.empty(length)]) for length in range(5000)}
     assert len(notes) == 5000 and max(map(len, notes)) <= 2 * _SHOWN

@@ -46,7 +46,7 @@ if torch.distributed.is_available():
     from . import parallel
     from .ddp.cross_barrier import cross_barrier
     from .ddp.hsdp import hsdp
-    from .group.group import Group as _Group  # registers the backend
+    from .group.making import create as _create  # registers the backend
 
 
 def init(comm=None, process_sets=None, *, settings=None):

@@ -1,6 +1,8 @@
 """The backend "tally" of torch.distributed.
 
-    group.py       the process group, and how it is made
+    making.py      how groups are made, and leave
+    group.py       the process group
+    vectors.py     tensors as vectors of types that the library has
     ranks.py       ranks that operate among themselves on vectors
     work.py        the result of a call
     outcome.py     its future
@@ -10,7 +12,6 @@
     earlier.py     calls that a barrier waits for
     monitored.py   the monitored barrier
     profile.py     ranges for torch.profiler
-    ending.py      the end of groups where torch does not tell it
 
 Uses no other room.
 

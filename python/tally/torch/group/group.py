@@ -18,28 +18,22 @@ all_to_all move no more bytes than they have to.
 SPDX-License-Identifier: Apache-2.0
 """
 
-import collections
 import datetime
 import errno
 import functools
-import hashlib
 import itertools
 import sys
 import threading
-import weakref
 
 import torch
 import torch.distributed as dist
 
-from ... import _core
 from ..._core import Error, Reduction
-from .. import device, patches, steps
+from .. import device, patches
 from ..calls import DTYPES, PLAIN, check
-from ..meeting import decline, job_members, is_beside, join, join_beside
-from . import dispatched, earlier, ending, lists, monitored
+from . import dispatched, earlier, lists, monitored, vectors
 from .methods import takes_any_names
 from .profile import ProfiledWork, is_profiled, ranges
-from .ranks import Ranks
 from .work import GroupWork, Together, UnderWay, just_ended
 
 # c10d's reductions by their numbers, which are also their hashes: to compare two of them takes a microsecond.
@@ -55,122 +49,8 @@ _BITWISE = {_BAND: 5, _BOR: 6, _BXOR: 7}  # TALLY_BAND and so on in tally.h
 _DIRECT = {(dtype, operator): int(reduction) for dtype in DTYPES for operator, reduction in (
     *_REDUCTIONS.items(), *(() if dtype.is_floating_point else _BITWISE.items()))
     if (dtype, operator) != (torch.bool, _AVG)}
-_SHOWN = 80  # characters of a note in what ranks that disagree are told
-
-
-# --- tensors on their way ----------------------------------------------------------------------------------------
-
-
-def _flat(tensor):
-    """The contents of `tensor` as a vector of a type that the library has: in place if it is contiguous, else a copy.
-    """
-    tensor = tensor.detach()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    flat = tensor.contiguous().view(-1)
-    if flat.stride(0) != 1:  # one element is contiguous whatever its stride, and yet no bytes to torch
-        flat = flat.as_strided((flat.numel(),), (1,))
-    if flat.dtype in DTYPES:
-        return flat
-    return flat.view(torch.uint8)
-
-
-def _note(tensors):
-    """The properties of tensors that a vector of the library's types does not show: a type that the library lacks.  For
-    several tensors, types and counts of all."""
-    if len(tensors) > 1:
-        return _list_note(tensors)
-    tensor, = tensors
-    return None if tensor.dtype in DTYPES else str(tensor.dtype)[len("torch."):]
-
-
-def _list_note(tensors):
-    """Types, where they change, and counts of several tensors, as far as the library shows a note.
-
-    If there is too little room, digests stand for them: ten at most, each over all tensors so far.  So the first digest
-    that differs between ranks shows where their lists begin to differ.  The last digest is long: it tells lists apart.
-    """
-    kinds = [(one.dtype, one.numel()) for one in tensors]
-    runs, before = [], None
-    for kind, same in itertools.groupby(kinds):
-        name = "" if kind[0] is before else str(kind[0])[len("torch."):] + " "
-        before, count = kind[0], len(list(same))
-        runs.append("%s[%d]%s" % (name, kind[1], " x%d" % count if count > 1 else ""))
-    note = "%d tensors: %s" % (len(kinds), " ".join(runs))
-    if len(note) <= _SHOWN:
-        return note
-    step, so_far, digests = -(-len(kinds) // 10), hashlib.blake2b(), []
-    for begin in range(0, len(kinds), step):
-        so_far.update(repr(kinds[begin:begin + step]).encode())
-        digests.append(so_far.hexdigest()[:3])
-    digests[-1] = so_far.hexdigest()[:16]
-    after = "each" if step == 1 else "every %d" % step
-    return "%d tensors, digests after %s: %s" % (len(kinds), after, " ".join(digests))
-
-
-def _put(target, flat):
-    """The opposite: copy the result of _flat() of a like tensor into `target`."""
-    target = target.detach()
-    if flat.data_ptr() == target.data_ptr():
-        return
-    if flat.dtype != target.dtype:
-        if flat.data_ptr() % target.element_size():
-            flat = flat.clone()
-        flat = flat.view(target.dtype)
-    target.copy_(flat.view(target.shape))
-
-
-def _landing(tensors):
-    """(a vector of a type that the library has, into which results for the tensors may land; what to do afterwards)"""
-    tensor = tensors[0].detach()
-    if len(tensors) == 1 and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return _flat(tensor), None
-    aside = _together([one.new_empty(one.shape) for one in tensors])
-    return aside, functools.partial(_apart, tensors, aside)
-
-
-def _spread(targets, flat):
-    """Copy the result of _flat() of one tensor into several like it."""
-    for target in targets:
-        _put(target, flat)
-
-
-def _overlap(one, other):
-    """Whether these vectors share memory."""
-    begin, start = one.data_ptr(), other.data_ptr()
-    return (begin < start + other.numel() * other.element_size() and start < begin + one.numel() * one.element_size())
-
-
-def _copy(target, source):
-    if target.data_ptr() != source.data_ptr():
-        target.detach().copy_(source)
-
-
-def _together(tensors):
-    """_flat() of all tensors, concatenated; as bytes, if their types differ."""
-    flats = [_flat(one) for one in tensors]
-    if len({flat.dtype for flat in flats}) > 1:
-        flats = [flat.view(torch.uint8) for flat in flats]
-    return flats[0] if len(flats) == 1 else torch.cat(flats)
-
-
-def _apart(targets, flat):
-    """The opposite of _together()."""
-    at = 0
-    for target in targets:
-        size = target.numel() * target.element_size() // flat.element_size()
-        _put(target, flat[at:at + size])
-        at += size
-
-
-_groups = weakref.WeakSet()    # that stand on the engine
-_joined = 0                    # generation of the job that a group has joined, and the last of them leaves
-_made = collections.Counter()  # how often a name was used for a group of certain ranks in a job
 
 _traced = True  # whether torch.compile would look into what is called here
-
-
-# --- the group ---------------------------------------------------------------------------------------------------
 
 
 def _operator(work, options):
@@ -201,11 +81,13 @@ class Group(dist.ProcessGroup):
     Ranks that wait for this one's call are told.
     """
 
-    def __init__(self, store, rank, size, limit, name, ranks):
+    def __init__(self, store, rank, size, limit, name, ranks, leave):
+        """leave: called with the group at its end."""
         super().__init__(rank, size)
         self.limit = limit  # seconds, for calls that give no other
         self._store, self._name, self._description = store, name, ""
-        self._ranks = ranks
+        self._ranks, self._leave = ranks, leave
+        self.job = ranks.job  # the one beside this process's that it is; None: it is in this process's
         self.call = ranks.call
         self.failure = None  # why it can no longer be used
         self._others = None  # type of device -> another backend that has it, or its group once there is one
@@ -296,24 +178,12 @@ class Group(dist.ProcessGroup):
         self.fail(Error("%s was aborted" % self, errno.ECANCELED))
         for work in works + self._works.all():
             work.ends()
-        self._leave()
+        self._leave(self)
 
     def shutdown(self):
         if self.failure is None:
             self.failure = Error("it was destroyed", errno.ESHUTDOWN)
-        self._leave()
-
-    def _leave(self):
-        global _joined
-        _groups.discard(self)
-        if not _groups and self.size() > 1:
-            steps.warn_alone(self.rank())
-        if self._ranks.job is not None:
-            # Not waited for: the others may keep theirs, as with other backends.
-            threading.Thread(target=self._ranks.job.close, name="tally-close").start()
-        elif not any(one._ranks.job is None for one in _groups) and _joined == _core.generation():
-            _joined = 0
-            _core.shutdown()
+        self._leave(self)
 
     # --- helpers
 
@@ -463,20 +333,20 @@ class Group(dist.ProcessGroup):
             lists.of_one_type(tensors)
             self._reduction(tensor, operator)  # before cat(), which may not know the type either
             tensor = torch.cat([one.detach().reshape(-1) for one in tensors])
-            finish = functools.partial(_apart, tensors, tensor)
+            finish = functools.partial(vectors.apart, tensors, tensor)
         elif tensor.dtype.is_complex and tensor.is_conj():  # its memory holds the conjugate (asking lets go of the GIL)
             tensor = tensor.detach().resolve_conj()
-            finish = functools.partial(_copy, tensors[0].detach(), tensor)
+            finish = functools.partial(vectors.copy, tensors[0].detach(), tensor)
         source, reduction = self._reduction(tensor, operator)
         packed = source.resolve_neg().contiguous()
         work.look_at([packed])
         if root is None:
             in_place = finish is None and packed is source
-            work.add(self._ranks.reduce, packed, reduction=reduction, note=_note(tensors), in_place=in_place)
+            work.add(self._ranks.reduce, packed, reduction=reduction, note=vectors.note(tensors), in_place=in_place)
         else:
-            work.add(self._ranks.reduce_to, packed, root, reduction=reduction, note=_note(tensors))
+            work.add(self._ranks.reduce_to, packed, root, reduction=reduction, note=vectors.note(tensors))
         if keep and packed is not source:
-            work.follow(functools.partial(_copy, source, packed))
+            work.follow(functools.partial(vectors.copy, source, packed))
         if keep and finish:
             work.follow(finish)
 
@@ -493,8 +363,8 @@ class Group(dist.ProcessGroup):
         views, (reduction, *_) = zip(*[self._reduction(tensor, operator) for tensor in tensors])
         total = lists.combined(views, operator).contiguous()
         work.look_at([total])
-        work.add(self._ranks.reduce, total, reduction=reduction, note=_note(tensors[:1]))
-        work.follow(functools.partial(_spread, tensors, _flat(total)))
+        work.add(self._ranks.reduce, total, reduction=reduction, note=vectors.note(tensors[:1]))
+        work.follow(functools.partial(vectors.spread, tensors, vectors.flat(total)))
 
     def _reduce_sparse(self, work, tensors, operator, keep):
         """Like the reduction of dense tensors: the sum of the ranks' tensors.  Indices and values of all ranks are
@@ -511,7 +381,7 @@ class Group(dist.ProcessGroup):
         compact = functools.reduce(torch.add, [one.detach() for one in tensors]).coalesce()
         indices, values = compact.indices(), compact.values()
         widths = [indices.shape[0] * indices.element_size(), values.shape[1:].numel() * values.element_size()]
-        rows = torch.cat([_flat(part).view(torch.uint8).view(indices.shape[1], width)
+        rows = torch.cat([vectors.flat(part).view(torch.uint8).view(indices.shape[1], width)
                           for part, width in zip((indices.t(), values), widths)], 1)
         gathering = work.add(self._ranks.gather, rows.view(-1), note="sparse %s %s, %d of it dense" % (
             str(tensor.dtype)[len("torch."):], list(tensor.shape), tensor.dense_dim()))
@@ -522,7 +392,7 @@ class Group(dist.ProcessGroup):
             places, flat = (part.reshape(-1) for part in rows.split(widths, 1))
             places = places.view(torch.int64).view(len(rows), indices.shape[0]).t()
             summands = values.new_empty((len(rows),) + tuple(values.shape[1:]))
-            _put(summands, flat)
+            vectors.put(summands, flat)
             total = torch.sparse_coo_tensor(places, summands, tensor.shape, device=summands.device,
                                             check_invariants=False).coalesce()
             # Not on a detached alias: a sparse tensor takes new indices and values.
@@ -535,10 +405,10 @@ class Group(dist.ProcessGroup):
     def _gather(self, work, inputs, outputs, note):
         """Add to `work` the gathering of the inputs, of which all ranks have equally many, into tensors for each rank
         in turn."""
-        source = _together(inputs)
-        target, finish = _landing(outputs)
+        source = vectors.together(inputs)
+        target, finish = vectors.landing(outputs)
         place = target.data_ptr() + self.rank() * source.numel() * source.element_size()
-        if source.data_ptr() != place and _overlap(source, target):
+        if source.data_ptr() != place and vectors.overlap(source, target):
             source = source.clone()
         work.add(self._ranks.gather_into, source, target, note=note)
         if finish:
@@ -580,7 +450,7 @@ class Group(dist.ProcessGroup):
             self._expect({one.dtype for one in pieces}, {output.dtype}, "types")
             self._reduction(output, _operator(work, opts))  # before cat(), which may not know the type either
             self._reduce_scatter(work, outputs, torch.cat([one.detach().reshape(-1) for one in pieces]),
-                                 [one.numel() for one in pieces], opts, _note(pieces[:1]))
+                                 [one.numel() for one in pieces], opts, vectors.note(pieces[:1]))
         return work
 
     def reduce_scatter_single(self, output, input, opts=None):
@@ -601,7 +471,7 @@ class Group(dist.ProcessGroup):
                 everything = torch.cat([one.detach().reshape(self.size(), output.numel())
                                         for one, output in zip(inputs, outputs)], 1)
             self._reduce_scatter(work, outputs, everything, [everything.numel() // self.size()] * self.size(), opts,
-                                 _note(outputs))
+                                 vectors.note(outputs))
         return work
 
     def _reduce_scatter(self, work, outputs, everything, counts, opts, note):
@@ -610,7 +480,7 @@ class Group(dist.ProcessGroup):
         source, reduction = self._reduction(everything.detach().reshape(-1).resolve_neg(), _operator(work, opts))
         source = source.contiguous()
         width = source.numel() // everything.numel() if everything.numel() else 1  # complex numbers are two
-        target, finish = _landing(outputs)
+        target, finish = vectors.landing(outputs)
         work.add(self._ranks.reduce_scatter, source, target, [width * one for one in counts], reduction=reduction, note=note)
         if finish:
             work.follow(finish)
@@ -624,10 +494,10 @@ class Group(dist.ProcessGroup):
             root, tensor = self._root(opts), lists.root_tensor(opts, tensors)
             lists.alike(tensors)
             self._look_at(work, *tensors)
-            flat = _flat(tensor)
-            work.add(self._ranks.broadcast, flat, root, note=_note([tensor]))
+            flat = vectors.flat(tensor)
+            work.add(self._ranks.broadcast, flat, root, note=vectors.note([tensor]))
             if self.rank() != root or len(tensors) > 1:
-                work.follow(functools.partial(_spread, tensors, flat))
+                work.follow(functools.partial(vectors.spread, tensors, flat))
         return work
 
     def scatter(self, output_tensors, input_tensors, opts=None, timeout=None):
@@ -637,10 +507,10 @@ class Group(dist.ProcessGroup):
             pieces = lists.of_root(lists.of_lists(input_tensors), "input", self.size(), output, self.rank() == root)
             self._look_at(work, output, *(pieces or ()))
             if pieces is not None:
-                source = _together(pieces)
+                source = vectors.together(pieces)
                 counts = [source.numel() // self.size()] * self.size()
-            target, finish = _landing(outputs)
-            work.add(self._ranks.scatter, source, counts, target, root, note=_note(outputs))
+            target, finish = vectors.landing(outputs)
+            work.add(self._ranks.scatter, source, counts, target, root, note=vectors.note(outputs))
             if finish:
                 work.follow(finish)
         return work
@@ -652,10 +522,10 @@ class Group(dist.ProcessGroup):
         with self._call("allgather", results, opts, inputs=inputs) as work:
             lists.gathered(outputs, inputs, self.size())
             self._look_at(work, *itertools.chain(*outputs), *inputs)
-            self._gather(work, inputs, outputs[0], _note(inputs))
+            self._gather(work, inputs, outputs[0], vectors.note(inputs))
             for others in outputs[1:]:
                 for pair in zip(others, outputs[0]):
-                    work.follow(functools.partial(_copy, *pair))
+                    work.follow(functools.partial(vectors.copy, *pair))
         return work
 
     def allgather_coalesced(self, output_lists, input_list, opts=None):
@@ -663,7 +533,7 @@ class Group(dist.ProcessGroup):
         with self._call("allgather_coalesced", output_lists, opts, inputs=input_list) as work:
             lists.gathered_apart(output_lists, input_list, self.size())
             self._look_at(work, *itertools.chain(*output_lists), *input_list)
-            self._gather(work, input_list, list(itertools.chain(*output_lists)), _note(input_list))
+            self._gather(work, input_list, list(itertools.chain(*output_lists)), vectors.note(input_list))
         return work
 
     def all_gather_single(self, output, input, opts=None):
@@ -679,14 +549,14 @@ class Group(dist.ProcessGroup):
                          [(one.numel() * self.size(), one.dtype) for one in inputs], "elements")
             work.show(functools.partial(lists.by_rank, outputs, inputs, self.size()))
             if len(outputs) == 1:
-                self._gather(work, inputs, outputs, _note(inputs))
+                self._gather(work, inputs, outputs, vectors.note(inputs))
                 return work
             packed = [one.detach().contiguous() for one in outputs]
             work.look_at(packed)
             pieces = zip(*(one.view(-1).split([tensor.numel()] * self.size()) for one, tensor in zip(packed, inputs)))
-            self._gather(work, inputs, list(itertools.chain(*pieces)), _note(inputs))
+            self._gather(work, inputs, list(itertools.chain(*pieces)), vectors.note(inputs))
             for pair in zip(outputs, packed):
-                work.follow(functools.partial(_copy, *pair))
+                work.follow(functools.partial(vectors.copy, *pair))
         return work
 
     def gather(self, output_tensors, input_tensors, opts=None, timeout=None):
@@ -696,23 +566,23 @@ class Group(dist.ProcessGroup):
             root, tensor, target, counts = self._root(opts), lists.one(inputs, "input "), None, None
             pieces = lists.of_root(outputs, "output", self.size(), tensor, self.rank() == root)
             self._look_at(work, tensor, *(pieces or ()))
-            flat = _flat(tensor)
+            flat = vectors.flat(tensor)
             if pieces is not None:
                 target, counts = flat.new_empty(flat.numel() * self.size()), [flat.numel()] * self.size()
-                work.follow(functools.partial(_apart, pieces, target))
-            work.add(self._ranks.gather_to, flat, target, counts, root, note=_note(inputs))
+                work.follow(functools.partial(vectors.apart, pieces, target))
+            work.add(self._ranks.gather_to, flat, target, counts, root, note=vectors.note(inputs))
         return work
 
     def all_to_all_single(self, output, input, output_split_sizes=None, input_split_sizes=None, opts=None):
         with self._call("all_to_all_single", [output], opts, inputs=input) as work:
             self._look_at(work, output, input)
             self._expect(input.dtype, output.dtype, "types")
-            source = _flat(input)
-            target, finish = _landing([output])
+            source = vectors.flat(input)
+            target, finish = vectors.landing([output])
             if source.data_ptr() == target.data_ptr():
                 source = source.clone()
             work.add(self._ranks.exchange, source, self._cut(input, input_split_sizes, source),
-                     target, self._cut(output, output_split_sizes, target), note=_note([input]))
+                     target, self._cut(output, output_split_sizes, target), note=vectors.note([input]))
             if finish:
                 work.follow(finish)
         return work
@@ -729,12 +599,12 @@ class Group(dist.ProcessGroup):
             self._look_at(work, *output_tensors, *input_tensors)
             self._expect((len(output_tensors), len(input_tensors)), (self.size(),) * 2, "numbers of tensors")
             self._expect({one.dtype for one in (*input_tensors, *output_tensors)}, {input_tensors[0].dtype}, "types")
-            source = _together(input_tensors)
+            source = vectors.together(input_tensors)
             width = input_tensors[0].element_size() // source.element_size()
             target = source.new_empty(width * sum(one.numel() for one in output_tensors))
             work.add(self._ranks.exchange, source, [width * one.numel() for one in input_tensors],
-                     target, [width * one.numel() for one in output_tensors], note=_note(input_tensors[:1]))
-            work.follow(functools.partial(_apart, output_tensors, target))
+                     target, [width * one.numel() for one in output_tensors], note=vectors.note(input_tensors[:1]))
+            work.follow(functools.partial(vectors.apart, output_tensors, target))
         return work
 
     # --- messages
@@ -744,7 +614,7 @@ class Group(dist.ProcessGroup):
         with self._call("send", tensors, None, numbered=False) as work:
             self._look_at(work, *tensors)
             for tensor in tensors:
-                work.add(self._ranks.send, _flat(tensor), dst, tag, note=_note([tensor]))
+                work.add(self._ranks.send, vectors.flat(tensor), dst, tag, note=vectors.note([tensor]))
         return work
 
     def recv(self, tensors, src, tag=0):
@@ -758,8 +628,8 @@ class Group(dist.ProcessGroup):
         with self._call(what, tensors, None, numbered=False) as work:
             self._look_at(work, *tensors)
             for tensor in tensors:
-                target, finish = _landing([tensor])
-                operation = work.add(self._ranks.receive, target, src, tag, note=_note([tensor]))
+                target, finish = vectors.landing([tensor])
+                operation = work.add(self._ranks.receive, target, src, tag, note=vectors.note([tensor]))
                 if finish:
                     work.follow(finish)
             work.sender = lambda: src if src is not None else operation.sender
@@ -829,56 +699,3 @@ class Group(dist.ProcessGroup):
             return other._end_coalescing(place)
         together, self._together = self._together, None
         return Together(together)
-
-
-def _create_beside(options):
-    """A group whose ranks are a job of their own, beside the one that this process may be in."""
-    rank, size, name = options.group_rank, options.group_size, options.group_id
-    job = join_beside(options.store, name, rank, size)
-    group = Group(options.store, rank, size, options.timeout.total_seconds(), name,
-                  Ranks("c10d %s" % name, range(size), job))
-    group.meet("group %s of %d processes" % (name, size))
-    _groups.add(group)
-    return group
-
-
-def create(options, _=None):
-    """The function that torch.distributed calls to make a group.
-
-    options: its DistributedBackendOptions.  The first group's ranks are those of the job, as torch numbers them, unless
-        tally.init() has joined all.  Raises NotImplementedError for later groups with other ranks of it.
-    """
-    if is_beside(options):
-        return _create_beside(options)
-    global _joined
-    rank, size, limit = options.group_rank, options.group_size, options.timeout.total_seconds()
-    world = size if not dist.is_initialized() else dist.get_world_size()
-    ranks = tuple(range(size)) if size == world else tuple(options.global_ranks_in_group)
-    members = job_members(world) if _core.is_initialized() else ranks
-    if not set(ranks) <= set(members):
-        reason = ("group of ranks %s: the first group of the backend tally has ranks %s, and this process can be in one "
-                  "job; make one of all ranks first" % (list(ranks), list(members)))
-        if rank == 0:
-            decline(options.store, ranks, reason)
-        raise NotImplementedError(reason)
-    joined = not _core.is_initialized()
-    # Each call has the time-out of its group, and a later group may have a longer one than this.
-    join(options.store, members, members.index(ranks[rank]), 0)
-    if joined:
-        _joined = _core.generation()
-    places = [members.index(one) for one in ranks]
-    # Names of groups come again after destroy_process_group(), and then mean a new one, maybe of other ranks: a group's
-    # ranks have the same count only of groups that all of them were in.
-    name = (_core.generation(), options.group_id, ranks)
-    _made[name] += 1
-    group = Group(options.store, rank, size, limit, options.group_id,
-                  Ranks("c10d %s.%d of %s" % (options.group_id, _made[name], ",".join(map(str, ranks))), places))
-    group.meet("group of ranks %s" % list(ranks))
-    _groups.add(group)
-    return group
-
-
-if not hasattr(dist.Backend, "TALLY"):
-    dist.Backend.register_backend("tally", create, extended_api=True, devices=["cpu"])
-
-ending.have_destroy_tell(_groups)
