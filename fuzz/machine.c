@@ -2,14 +2,14 @@
  *
  * The XML ends at the first NUL, the list follows.  Whatever comes is refused with a sentence, or is a machine; that has a
  * plan unless its switches are too deep, and the plan stands its replay. */
-#include "topo/machine.h"
+#include "machine/machine.h"
 
 #include <errno.h>
 #include <math.h>
 #include <string.h>
 
 #include "fuzz.h"
-#include "plan/inside.h"
+#include "inside/inside.h"
 
 static bool plain(const char *text)
 {

@@ -5,8 +5,8 @@
 
 #include <stdio.h>
 
-#include "plan/inside.h"
-#include "topo/machine.h"
+#include "inside/inside.h"
+#include "machine/machine.h"
 
 struct tly_cli_topo {
     struct tly_machine m;

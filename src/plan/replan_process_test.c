@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-#include "plan/cluster.h"
+#include "test/plan/cluster.h"
 
 static void start_with_slow_process(struct cluster *c, int workers, int spare, double rate)
 {

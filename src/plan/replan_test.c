@@ -7,8 +7,8 @@
 
 #include <math.h>
 
-#include "plan/cluster.h"
 #include "plan/replan_work.h"
+#include "test/plan/cluster.h"
 
 static void a_tallyd_drops_and_returns(void **state)
 {

@@ -7,8 +7,8 @@
 
 #include <math.h>
 
-#include "plan/cluster.h"
 #include "plan/replan_work.h"
+#include "test/plan/cluster.h"
 
 /* A token bucket lets a few parts through at once, so a slow card with a share that just fits has backlogs now and then
  * alone.  Whether it carries more must be tried, but at little cost; and it is found when it does. */

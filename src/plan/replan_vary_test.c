@@ -8,8 +8,8 @@
 
 #include <math.h>
 
-#include "plan/cluster.h"
 #include "plan/replan_work.h"
+#include "test/plan/cluster.h"
 
 /* As seen where all cards vary, each for itself: the job waits for the slowest, so a tallyd's card that is busy all the time
  * carries some per cent less than it could, now more and now less.  A card that carries as much less all the time is slower. */

@@ -15,10 +15,10 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "test/media/ends.h"
+#include "test/media/testing.h"
 #include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
-#include "transport/testing/ends.h"
-#include "transport/testing/testing.h"
 
 #include <cmocka.h>
 

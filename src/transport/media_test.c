@@ -13,11 +13,11 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "test/media/ends.h"
+#include "test/media/pair.h"
+#include "test/media/testing.h"
 #include "transport/link/link.h"
 #include "transport/tcp/tcp.h"
-#include "transport/testing/ends.h"
-#include "transport/testing/pair.h"
-#include "transport/testing/testing.h"
 
 #include <cmocka.h>
 
@@ -157,7 +157,7 @@ static void test_null(void **state)
 
 /* --- faults -------------------------------------------------------------------------------------- */
 
-/* Whatever happens on the way: what arrives is whole, in order and where it belongs (testing/ends.c looks), and either
+/* Whatever happens on the way: what arrives is whole, in order and where it belongs (test/media/ends.c looks), and either
  * all of it does or the link ends.  Returns how many links have ended. */
 static int suffer(const struct tly_medium *inner, const struct tly_faults *faults)
 {

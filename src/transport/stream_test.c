@@ -1,4 +1,4 @@
-/* stream_test.c - packets over sockets, with a proxy between the ends (testing/proxy.h): however the bytes trickle in frames
+/* stream_test.c - packets over sockets, with a proxy between the ends (test/media/proxy.h): however the bytes trickle in frames
  * arrive whole, and bytes that were tampered with, cut off or held back end the link.  Loans within a machine. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,9 +14,9 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "test/media/ends.h"
 #include "transport/shm/shm.h"
 #include "transport/tcp/tcp.h"
-#include "transport/testing/ends.h"
 
 #include <cmocka.h>
 

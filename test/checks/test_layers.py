@@ -94,15 +94,15 @@ def test_folder_includes_only_what_it_may(folder):
     assert violations(folder, table[folder], sources) == []
 
 
-def test_the_plan_takes_nothing_of_the_topology_but_the_struct():
+def test_the_inside_takes_nothing_of_the_machine_but_the_struct():
     included = set()
-    for path in files("src/plan/*"):
+    for path in files("src/inside/*"):
         if path.suffix in (".c", ".h") and not path.name.endswith("_test.c"):
             text = path.read_text(encoding="utf-8")
-            included |= set(re.findall(r'#\s*include\s+"(topo/[^"]+)"', text))
-            calls = re.findall(r"^(?! \*|/\*).*\btly_(?:machine|topo|card)_\w+\(", text, flags=re.MULTILINE)
+            included |= set(re.findall(r'#\s*include\s+"(machine/[^"]+)"', text))
+            calls = re.findall(r"^(?! \*|/\*).*\btly_machine_\w+\(", text, flags=re.MULTILINE)
             assert calls == [], path
-    assert included == {"topo/machine.h"}
+    assert included == {"machine/machine.h"}
 
 
 def test_table_names_only_folders_that_are_there():

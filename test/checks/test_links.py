@@ -5,7 +5,8 @@ import re
 import subprocess
 
 import pytest
-from tree import BUILT, public_functions
+from test_circles import COMMENT, DEFINED
+from tree import BUILT, files, public_functions
 
 FOREIGN_LIBRARY = re.compile(r"lib(torch|c10|python|caffe2|shm)\b|libtorch|libc10|libpython")
 # CPython's C API, and C++ symbols of the namespaces at, c10 and torch.
@@ -56,11 +57,43 @@ def test_library_exports_what_the_header_declares():
 
 
 def test_global_names_within_the_library_carry_its_prefix():
-    symbols = output("nm", "-g", "--defined-only", "--format=posix", BUILT / "libtallycore.a").splitlines()
-    names = {line.split()[0] for line in symbols if len(line.split()) >= 2 and not line.endswith(":")}
-    assert names, "nm shows no symbols"
-    # Sanitizers and coverage add names that begin with underscores.
-    assert [n for n in sorted(names) if not re.match(r"tly_|tally_|__", n)] == []
+    for archive in ("libtallycore.a", "libtallyrank.a"):
+        symbols = output("nm", "-g", "--defined-only", "--format=posix", BUILT / archive).splitlines()
+        names = {line.split()[0] for line in symbols if len(line.split()) >= 2 and not line.endswith(":")}
+        assert names, "nm shows no symbols"
+        # Sanitizers and coverage add names that begin with underscores.
+        assert [n for n in sorted(names) if not re.match(r"tly_|tally_|__", n)] == []
+
+
+def defined(*path):
+    """The names that a binary of build/meson defines, exported or not; GCC's clones carry the name of their function."""
+    symbols = output("nm", "--defined-only", "--format=posix", BUILT.joinpath(*path)).splitlines()
+    return {line.split()[0].split(".")[0] for line in symbols}
+
+
+def shared_names(pattern):
+    """The functions and tables that the sources of this pattern define."""
+    return {symbol for path in files(pattern) if not path.name.endswith("_test.c")
+            for symbol, _ in DEFINED.findall(COMMENT.sub("", path.read_text(encoding="utf-8")))}
+
+
+def test_tallyd_links_nothing_of_a_rank():
+    here = defined("src", "tallyd", "tallyd")
+    assert here & shared_names("src/ops/*/service.c")
+    for pattern in ("src/ops/*/rank.c", "src/ops/call.c", "src/comm/*.c", "src/local/*.c"):
+        names = shared_names(pattern)
+        assert names, pattern
+        assert sorted(here & names) == [], pattern
+    assert [name for name in here if name.startswith("tly_call_")] == []
+
+
+@pytest.mark.parametrize("binary", (("libtally.so",), ("src", "tallyd", "tallyd")), ids="/".join)
+def test_what_the_command_alone_calls_is_linked_there_alone(binary):
+    here, command = defined(*binary), defined("src", "cli", "tally")
+    for pattern in ("src/machine/*.c", "src/inside/*.c", "src/trace/merge.c"):
+        names = shared_names(pattern)
+        assert names & command, pattern
+        assert sorted(here & names) == [], pattern
 
 
 def test_the_patterns_find_what_they_are_for():

@@ -58,7 +58,7 @@ def test_nothing_outside_names_a_medium():
 def test_what_links_share_names_none():
     """In src/transport/ itself only media.c and the media's own folders do."""
     folders = set(media().values())
-    own = {f"src/transport/{f}/" for f in folders} | {"src/transport/testing/"}
+    own = {f"src/transport/{f}/" for f in folders}
     found = {}
     for path in files("src/transport/*.c", "src/transport/*.h"):
         name = str(path.relative_to(ROOT))

@@ -11,9 +11,9 @@
 #include "raw.h"
 #include "reference.h"
 #include "sum/internal.h"
+#include "test/media/pair.h"
+#include "test/media/testing.h"
 #include "transport/tcp/tcp.h"
-#include "transport/testing/pair.h"
-#include "transport/testing/testing.h"
 
 #include <cmocka.h>
 

@@ -8,8 +8,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "plan/inside.h"
-#include "topo/machine_files.h"
+#include "inside/inside.h"
+#include "test/topo/machine_files.h"
 
 #define GBIT (1e9 / 8)
 

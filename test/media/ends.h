@@ -3,8 +3,8 @@
 #ifndef TLY_ENDS_H
 #define TLY_ENDS_H
 
+#include "test/media/proxy.h"
 #include "transport/medium.h"
-#include "transport/testing/proxy.h"
 
 /* The medium that the tests run over. */
 struct ends_medium {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan/cluster.h"
+#include "test/plan/cluster.h"
 
 const int cluster_shapes[CLUSTER_SHAPES][2] = {{4, 0}, {4, 2}, {8, 4}, {8, 1}, {3, 2}, {8, 8}};
 

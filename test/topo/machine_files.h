@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "topo/machine.h"
+#include "machine/machine.h"
 
 /* A file of test/topo/machines; NULL: there is none. */
 static inline char *machine_file(const char *name, const char *suffix, size_t *length)

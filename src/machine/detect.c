@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "machine/machine.h"
 #include "topo/card.h"
-#include "topo/machine.h"
 
 /* They start the drivers of GPUs, which takes seconds and memory, for what NVML says as well. */
 static const char *const unwanted[] = {"cuda", "nvml", "opencl", "gl", "rsmi", "levelzero"};

@@ -1,12 +1,12 @@
 /* inside.c - chooses how the GPUs of a machine sum: BytePS's rules where they apply, else what is predicted to be fastest. */
-#include "plan/inside.h"
+#include "inside/inside.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan/inside_work.h"
+#include "inside/work.h"
 
 /* Another way must be so much faster than the rule's to be taken instead, and than one before it in the list. */
 #define BEATS_RULE 0.01

@@ -8,7 +8,7 @@
 #include <strings.h>
 
 #include "base/param.h"
-#include "topo/machine.h"
+#include "machine/machine.h"
 
 enum { MAX_WORDS = 4, LINE_BYTES = 256 };
 

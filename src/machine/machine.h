@@ -1,8 +1,8 @@
 /* machine.h - a machine as the bytes of its GPUs see it: sockets, PCIe switches, GPUs, network cards, and what the links
  * between them carry.
  *
- * A plain struct.  src/topo fills it in, from this machine (detect.c) or from files (hwloc's XML, read.c, and a list of
- * what that cannot say, links.c); src/plan decides upon it and includes nothing else of this folder.
+ * A plain struct.  This folder fills it in, from the live machine (detect.c) or from files: hwloc's XML (read.c) and a list
+ * of what that cannot say (links.c).  src/inside plans with it and includes nothing else of this folder.
  *
  * The PCIe tree holds only what is shared.  A switch is a place where the ways of at least two devices to the processor
  * meet; a device without one has a way of its own to its NUMA node.  Each link is the narrowest of those in a row. */
@@ -81,7 +81,7 @@ struct tly_machine {
     char note[TLY_MAX_NOTES][TLY_NOTE_BYTES];
 };
 
-/* --- filling it in: the functions of src/topo ------------------------------------------------------------
+/* --- filling it in: the functions of this folder ---------------------------------------------------------
  *
  * tly_machine_read(), or tly_machine_detect(), then perhaps tly_machine_links(), then tly_machine_finish(). */
 

@@ -10,9 +10,9 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "test/media/ends.h"
 #include "transport/address.h"
 #include "transport/tcp/tcp.h"
-#include "transport/testing/ends.h"
 
 #include <cmocka.h>
 

@@ -12,8 +12,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "test/media/proxy.h"
 #include "transport/address.h"
-#include "transport/testing/proxy.h"
 
 #include <cmocka.h>
 

@@ -1,6 +1,6 @@
 /* inside.h - how a machine's GPUs sum what they have and hand it to the network: BytePS §4.2 for any machine.
  *
- * Given a machine (topo/machine.h) and a job, tly_inside_plan() chooses a way, writes down every copy of it with the links
+ * Given a machine (machine/machine.h) and a job, tly_inside_plan() chooses a way, writes down every copy of it with the links
  * that it crosses, and says how long each link is busy.  All copies overlap, because gradients go in many small parts; so
  * the link that is busy longest says how long it takes.  Pure functions, no I/O, no global state.
  *
@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "topo/machine.h"
+#include "machine/machine.h"
 
 enum { TLY_INSIDE_PATH = 24, TLY_INSIDE_DEEPEST = 8 };
 

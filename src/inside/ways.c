@@ -1,7 +1,7 @@
 /* ways.c - the small set of ways that are compared: who is in a group, and how much each of it owns. */
 #include <string.h>
 
-#include "plan/inside_work.h"
+#include "inside/work.h"
 
 enum { MAX_TRIES = 5000 };
 

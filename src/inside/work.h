@@ -1,8 +1,8 @@
-/* inside_work.h - what inside.c (choosing), steps.c (writing a way down) and graph.c (links and paths) share. */
+/* work.h - shared by inside.c (chooses a way), steps.c (writes it down) and graph.c (links and paths). */
 #ifndef TLY_INSIDE_WORK_H
 #define TLY_INSIDE_WORK_H
 
-#include "plan/inside.h"
+#include "inside/inside.h"
 
 struct tly_inside_path {
     int count;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan/inside_work.h"
+#include "inside/work.h"
 
 /* A move must save so much to be worth a word. */
 #define WORTH 0.01

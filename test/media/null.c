@@ -1,7 +1,7 @@
 /* null.c - a test medium that moves no payload but those of control frames, and counts what it would have moved: what is
  * left is what links cost. */
-#include "transport/testing/pair.h"
-#include "transport/testing/testing.h"
+#include "test/media/pair.h"
+#include "test/media/testing.h"
 
 static const struct tly_pair_conduct how = {.moved = 1024};
 static const char *const names[] = {"null", NULL};

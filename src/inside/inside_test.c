@@ -10,9 +10,9 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "plan/inside.h"
+#include "inside/inside.h"
 #include "plan/plan.h"
-#include "topo/machine_files.h"
+#include "test/topo/machine_files.h"
 
 #define GBIT (1e9 / 8)
 #define M 1000000000.0

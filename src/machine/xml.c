@@ -1,5 +1,5 @@
 /* xml.c - see xml.h. */
-#include "topo/xml.h"
+#include "machine/xml.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* machine.c - a machine's description made whole: slices, guesses, and what is said about them. */
-#include "topo/machine.h"
+#include "machine/machine.h"
 
 #include <errno.h>
 #include <stdarg.h>

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan/inside.h"
+#include "inside/inside.h"
 
 /* Vertices of the graph, by number. */
 enum { GPU = 0, SWITCH = 100, NODE = 300, CARD = 400, NETWORK = 500, NVSWITCH = 501, NOWHERE = -1 };

@@ -1,7 +1,7 @@
 /* late.c - a test medium that is to links what RDMA would be: payloads are read late, land in pieces in any order, before
  * their frame where the place was offered, and are completed some time after they have arrived. */
-#include "transport/testing/pair.h"
-#include "transport/testing/testing.h"
+#include "test/media/pair.h"
+#include "test/media/testing.h"
 
 static const struct tly_pair_conduct how = {.wait = 3, .piece = 1000, .linger = 5, .moved = UINT32_MAX};
 static const char *const names[] = {"late", NULL};

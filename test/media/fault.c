@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "transport/testing/testing.h"
+#include "test/media/testing.h"
 
 enum { MOST_WAITING = 64, LONGEST_WAIT = 8, THOUSAND = 1000 };
 

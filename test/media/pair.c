@@ -6,7 +6,7 @@
  *   LANDING   the receiver has said where it belongs; pieces of it land
  *   ARRIVED   it lingers, and is completed when those before it are
  * Payloads are read when they land, not when they are handed over, as a network card does. */
-#include "transport/testing/pair.h"
+#include "test/media/pair.h"
 
 #include <errno.h>
 #include <pthread.h>

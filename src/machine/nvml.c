@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "topo/machine.h"
+#include "machine/machine.h"
 
 enum {
     NOT_SUPPORTED = 3,

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "topo/machine.h"
-#include "topo/xml.h"
+#include "machine/machine.h"
+#include "machine/xml.h"
 
 enum { MAX_ITEMS = 1 << 17, MAX_BYTES = 64 << 20, MAX_BANDWIDTHS = 1024 };
 

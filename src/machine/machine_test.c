@@ -12,8 +12,8 @@
 
 #include <hwloc.h>
 
-#include "topo/machine_files.h"
-#include "topo/xml.h"
+#include "machine/xml.h"
+#include "test/topo/machine_files.h"
 
 #define GBIT (1e9 / 8)
 

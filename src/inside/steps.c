@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan/inside_work.h"
+#include "inside/work.h"
 
 enum { MAX_CUTS = 2 * TLY_MAX_GPUS + 2 * TLY_MAX_CARDS + 2 };
 

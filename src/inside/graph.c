@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "plan/inside_work.h"
+#include "inside/work.h"
 
 /* --- is it a machine ---------------------------------------------------------------------------------------- */
 
