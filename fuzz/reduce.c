@@ -49,7 +49,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool grouped = data[9] & 1;
     r.to_partial = !grouped && data[3] & 64;
     r.from_partials = !grouped && data[3] & 128;
-    size_t element = tly_reduce_element_size(r.dtype), partial = tly_reduce_partial_size(r.dtype);
+    bool half = r.dtype == TALLY_FLOAT16 || r.dtype == TALLY_BFLOAT16; /* whose partial sums are float32 */
+    size_t element = tly_reduce_element_size(r.dtype), partial = half ? sizeof(float) : element;
     size_t count = (data[5] | (size_t)data[6] << 8) % (MOST_BYTES / partial + 1);
     size_t bytes = count * (r.from_partials ? partial : element);
     size_t out_offset = GUARD + data[7] % GUARD;

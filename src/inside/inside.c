@@ -18,36 +18,6 @@
 /* Ways are compared by this many bytes, so that rounding to whole bytes does not show. */
 #define COMPARED (1ULL << 40)
 
-/* --- the paper's formulas ----------------------------------------------------------------------------------- */
-
-double tly_inside_eq8(int l, double x)
-{
-    return l * x + (1 - x);
-}
-
-double tly_inside_eq9(int l, double x)
-{
-    return (2.0 * l - 1) / l * (1 - x) + x;
-}
-
-double tly_inside_best_share(int l, double gpu_rate, double switch_rate)
-{
-    /* Eq. 8 grows with x and Eq. 9 falls: both take as long at (1 + (l-1) x) / bs = ((2l-1)/l - (l-1)/l x) / bg. */
-    double slope = (l - 1) * (1 / switch_rate + 1 / (l * gpu_rate));
-    double x = slope > 0 ? ((2.0 * l - 1) / (l * gpu_rate) - 1 / switch_rate) / slope : 0;
-    return fmin(1, fmax(0, x));
-}
-
-double tly_inside_time_assisted(int l, double gpu_rate, double switch_rate)
-{
-    return fmax(tly_inside_eq8(l, 0) / switch_rate, tly_inside_eq9(l, 0) / gpu_rate);
-}
-
-double tly_inside_time_ring(int p, int l, double bottleneck)
-{
-    return 2.0 * (p * l - 1) / (p * l * bottleneck);
-}
-
 /* --- how long a way takes ----------------------------------------------------------------------------------- */
 
 static void write_all(struct tly_inside_work *w, const struct tly_inside_way *way, uint64_t bytes)

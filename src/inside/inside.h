@@ -184,18 +184,4 @@ struct tly_inside_move {
 int tly_inside_better(const struct tly_machine *m, const struct tly_inside_job *job, double seconds,
                       struct tly_inside_move move[2]);
 
-/* --- the paper's formulas ----------------------------------------------------------------------------------- */
-
-/* Eq. 8, 9: bytes on the link of a switch with l GPUs to the processor, and of a GPU to the switch, for M = 1, where the
- * share x is copied as it is. */
-double tly_inside_eq8(int l, double x);
-double tly_inside_eq9(int l, double x);
-
-/* x* of Eq. 8, 9: the share for which the longer of both takes least. */
-double tly_inside_best_share(int l, double gpu_rate, double switch_rate);
-
-/* J_ca and J_ar for M = 1: CPU-assisted aggregation, and a ring over p switches of l GPUs. */
-double tly_inside_time_assisted(int l, double gpu_rate, double switch_rate);
-double tly_inside_time_ring(int p, int l, double bottleneck);
-
 #endif

@@ -60,25 +60,59 @@ static double bytes_on(enum tly_inside_kind kind, int a)
     return 0;
 }
 
+/* --- the paper's formulas ----------------------------------------------------------------------------------- */
+
+/* Eq. 8, 9: bytes on the link of a switch with l GPUs to the processor, and of a GPU to the switch, for M = 1, where the
+ * share x is copied as it is. */
+static double eq8(int l, double x)
+{
+    return l * x + (1 - x);
+}
+
+static double eq9(int l, double x)
+{
+    return (2.0 * l - 1) / l * (1 - x) + x;
+}
+
+/* x* of Eq. 8, 9: the share for which the longer of both takes least.
+ * Eq. 8 grows with x and Eq. 9 falls: both take as long at (1 + (l-1) x) / bs = ((2l-1)/l - (l-1)/l x) / bg. */
+static double best_share(int l, double gpu_rate, double switch_rate)
+{
+    double slope = (l - 1) * (1 / switch_rate + 1 / (l * gpu_rate));
+    double x = slope > 0 ? ((2.0 * l - 1) / (l * gpu_rate) - 1 / switch_rate) / slope : 0;
+    return fmin(1, fmax(0, x));
+}
+
+/* J_ca and J_ar for M = 1: CPU-assisted aggregation, and a ring over p switches of l GPUs. */
+static double time_assisted(int l, double gpu_rate, double switch_rate)
+{
+    return fmax(eq8(l, 0) / switch_rate, eq9(l, 0) / gpu_rate);
+}
+
+static double time_ring(int p, int l, double bottleneck)
+{
+    return 2.0 * (p * l - 1) / (p * l * bottleneck);
+}
+
 /* --- the paper's numbers ------------------------------------------------------------------------------------ */
 
 static void the_papers_formulas(void **state)
 {
     double b = 13.1;
-    near(tly_inside_eq8(4, 0.2), 1.6, 1e-12); /* 3 x + 1 */
-    near(tly_inside_eq9(4, 0.2), 1.6, 1e-12); /* (7 - 3 x) / 4 */
-    near(tly_inside_best_share(4, b, b), 0.2, 1e-12);
-    double best = fmax(tly_inside_eq8(4, 0.2), tly_inside_eq9(4, 0.2)) / b;
+    near(eq8(4, 0.2), 1.6, 1e-12); /* 3 x + 1 */
+    near(eq9(4, 0.2), 1.6, 1e-12); /* (7 - 3 x) / 4 */
+    near(best_share(4, b, b), 0.2, 1e-12);
+    double best = fmax(eq8(4, 0.2), eq9(4, 0.2)) / b;
     near(best, 0.122, 2e-3); /* s for 1 GB; the paper prints 0.129 and 0.141 */
-    near(tly_inside_time_assisted(4, b, b), 0.134, 4e-3);
-    near(tly_inside_time_assisted(4, b, b) / best, 1.09, 4e-3);
-    double ca = tly_inside_time_assisted(4, 105, 105), ar = tly_inside_time_ring(2, 4, 80);
+    near(time_assisted(4, b, b), 0.134, 4e-3);
+    near(time_assisted(4, b, b) / best, 1.09, 4e-3);
+    double ca = time_assisted(4, 105, 105), ar = time_ring(2, 4, 80);
     near(1 - ca / ar, 1 - 80.0 / 105, 1e-12);
     near(1 - ca / ar, 0.237, 5e-3); /* 0.2381; the paper prints 23.7% */
     for (int p = 2; p < 9; p++)
         for (int l = 2; l < 9;
              l++) /* "J_ca < J_ar always holds": where the ring's copies are slower than the bus */
-            assert_true(tly_inside_time_assisted(l, 105, 105) < tly_inside_time_ring(p, l, 80));
+            assert_true(time_assisted(l, 105, 105) < time_ring(p, l, 80));
 }
 
 /* The first machine: what each link carries, and for how long. */
@@ -125,7 +159,7 @@ static void figure_14_pcie(void **state)
     load("pcie");
     by(TLY_GROUP_ALL, TLY_SHARE_EQUAL, 0);
     near(bytes_on(TLY_LINK_SWITCH_UP, 0), 7 * M / 4, 1e-8); /* 2 (lp - 1) / lp: 7/4 */
-    near(plan.seconds, tly_inside_time_ring(2, 4, 80 * GBIT) * M, 0.01);
+    near(plan.seconds, time_ring(2, 4, 80 * GBIT) * M, 0.01);
     by(TLY_GROUP_ALL, TLY_SHARE_EQUAL, EIGHT_MACHINES);
     double strawman = plan.seconds;
     choose(EIGHT_MACHINES);
@@ -223,8 +257,8 @@ static void brute_force_where_the_memory_bears_it(void **state)
     assert_int_equal(plan.why_copied, TLY_COPIED_USED);
     near(plan.way.copied, 0.2, 1e-6);
     near(plan.seconds, 1.6 * M / (105 * GBIT), 1e-6);
-    near(bytes_on(TLY_LINK_SWITCH_UP, 1), tly_inside_eq8(4, 0.2) * M, 1e-6);
-    near(bytes_on(TLY_LINK_GPU_UP, 1), tly_inside_eq9(4, 0.2) * M, 1e-6);
+    near(bytes_on(TLY_LINK_SWITCH_UP, 1), eq8(4, 0.2) * M, 1e-6);
+    near(bytes_on(TLY_LINK_GPU_UP, 1), eq9(4, 0.2) * M, 1e-6);
     for (int i = 0; i < 2; i++)
         machine.node[i].bandwidth = (struct tly_rate){500 * GBIT, TLY_GIVEN};
     choose(EIGHT_MACHINES);
@@ -450,15 +484,15 @@ static void symmetric_machines_follow_the_formulas(void **state)
         assert_int_equal(tly_inside_try(&machine, &job, &way, &plan), 0);
         checked("a symmetric machine");
         for (int s = 0; s < p; s++)
-            near(bytes_on(TLY_LINK_SWITCH_UP, s), tly_inside_eq8(l, x) * m, 1e-7);
+            near(bytes_on(TLY_LINK_SWITCH_UP, s), eq8(l, x) * m, 1e-7);
         for (int g = 0; g < p * l; g++)
-            near(bytes_on(TLY_LINK_GPU_DOWN, g), tly_inside_eq9(l, x) * m, 1e-7);
-        near(plan.seconds, m * fmax(tly_inside_eq8(l, x) / up, tly_inside_eq9(l, x) / gpu), 1e-7);
+            near(bytes_on(TLY_LINK_GPU_DOWN, g), eq9(l, x) * m, 1e-7);
+        near(plan.seconds, m * fmax(eq8(l, x) / up, eq9(l, x) / gpu), 1e-7);
         tly_inside_finish(&plan);
         assert_int_equal(tly_inside_plan(&machine, &job, &plan), 0);
         if (plan.way.base == TLY_GROUP_SWITCH) {
-            near(plan.without_copied_seconds, m * tly_inside_time_assisted(l, gpu, up), 1e-7);
-            assert_true(fabs(plan.best_copied - tly_inside_best_share(l, gpu, up)) < 1e-5);
+            near(plan.without_copied_seconds, m * time_assisted(l, gpu, up), 1e-7);
+            assert_true(fabs(plan.best_copied - best_share(l, gpu, up)) < 1e-5);
         }
     }
 }

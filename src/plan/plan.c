@@ -60,18 +60,6 @@ double tly_plan_time(int n, int k, double bytes, double bandwidth)
     return 2 * dn * (dn - 1) * bytes / ((dn * dn + dk * dn - 2 * dk) * bandwidth);
 }
 
-double tly_plan_time_all_reduce(int n, double bytes, double bandwidth)
-{
-    return n <= 1 ? 0 : 2.0 * (n - 1) * bytes / (n * bandwidth);
-}
-
-double tly_plan_time_server(int n, int k, double bytes, double bandwidth)
-{
-    if (k <= 0)
-        return INFINITY;
-    return fmax(bytes / bandwidth, n * bytes / (k * bandwidth));
-}
-
 uint32_t tly_plan_part_bytes(double bandwidth)
 {
     enum { STEP = 4 << 10, LEAST = 32 << 10, MOST = 512 << 10 };

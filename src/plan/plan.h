@@ -23,11 +23,6 @@ void tly_plan_shares(int count, const uint32_t *weight, uint64_t bytes, uint64_t
  * full duplex.  k >= n: M/B.  n = 1: 0, nothing crosses the network. */
 double tly_plan_time(int n, int k, double bytes, double bandwidth);
 
-/* The same for what the plan is measured against: all-reduce, 2(n-1)M/(nB), and a parameter server on k
- * machines of its own, max(M/B, nM/(kB)); without any, k = 0, it never ends: INFINITY. */
-double tly_plan_time_all_reduce(int n, double bytes, double bandwidth);
-double tly_plan_time_server(int n, int k, double bytes, double bandwidth);
-
 /* --- machines that differ (split.c) -----------------------------------------------------------------
  *
  * A machine runs one service.  Rates are in bytes/s, or in any unit as long as all are in the same; times come
@@ -74,10 +69,6 @@ double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *machin
 /* How many of the machines without ranks bring nothing: without them, those of least weight, the split takes at most 1%
  * longer.  A bandwidth that is not known counts as in tly_plan_split().  0 also for what that refuses, or without memory. */
 int tly_plan_spare(enum tly_split split, int count, const struct tly_plan_machine *machine);
-
-/* Who stands out: the one whose value is at least twice every other's; negative ones are not known.  -1 if there is
- * none, or nobody to compare it with. */
-int tly_plan_standout(int count, const double *value);
 
 /* --- cards that do not say their speed (measure.c) --------------------------------------------------- */
 
@@ -202,10 +193,6 @@ int tly_plan_reduce(int count, const struct tly_plan_machine *machine, int root,
  * and cards that are alike go through their own service.  0; -ENOMEM. */
 int tly_plan_all_gather(int count, const struct tly_plan_machine *machine, const uint64_t *bytes,
                         uint64_t *share);
-
-/* Those times, in seconds; all bandwidths are known. */
-double tly_plan_time_all_gather(int count, const struct tly_plan_machine *machine, const uint64_t *bytes);
-double tly_plan_time_broadcast(int count, const struct tly_plan_machine *machine, double bytes);
 
 /* Deals an all-gather's parts by tly_plan_all_gather(): of each machine's piece its own service relays what both have, and
  * the rest goes to the services whose share is larger than their machine's piece. */

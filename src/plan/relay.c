@@ -197,29 +197,6 @@ int tly_plan_all_gather(int count, const struct tly_plan_machine *m, const uint6
     return 0;
 }
 
-double tly_plan_time_all_gather(int count, const struct tly_plan_machine *m, const uint64_t *bytes)
-{
-    double all = 0, t = 0;
-    for (int i = 0; i < count; i++)
-        all += (double)bytes[i];
-    for (int i = 0; i < count; i++)
-        if (m[i].ranks && all > 0)
-            t = fmax(t, fmax((double)bytes[i], all - (double)bytes[i]) / m[i].bandwidth);
-    return t;
-}
-
-double tly_plan_time_broadcast(int count, const struct tly_plan_machine *m, double bytes)
-{
-    double slowest = INFINITY;
-    int machines = 0;
-    for (int i = 0; i < count; i++)
-        if (m[i].ranks) {
-            slowest = fmin(slowest, m[i].bandwidth);
-            machines++;
-        }
-    return machines < 2 ? 0 : bytes / slowest;
-}
-
 int tly_relay_init(struct tly_relay *r, int count, const struct tly_plan_machine *m, const uint64_t *bytes)
 {
     uint32_t *weight = calloc((size_t)count, sizeof *weight);

@@ -386,19 +386,3 @@ double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *m)
     }
     return fmax(sums, cards < 2 ? 0 : 2 * (all - 1) / all / slowest);
 }
-
-int tly_plan_standout(int count, const double *value)
-{
-    int first = -1, second = -1;
-    for (int i = 0; i < count; i++) {
-        if (value[i] < 0)
-            continue;
-        if (first < 0 || value[i] > value[first]) {
-            second = first;
-            first = i;
-        } else if (second < 0 || value[i] > value[second]) {
-            second = i;
-        }
-    }
-    return second >= 0 && value[first] > 0 && value[first] >= 2 * value[second] ? first : -1;
-}

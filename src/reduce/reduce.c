@@ -149,11 +149,6 @@ static bool is_complex(int dtype)
     return dtype == TALLY_COMPLEX64 || dtype == TALLY_COMPLEX128;
 }
 
-size_t tly_reduce_partial_size(int dtype)
-{
-    return is_half(dtype) ? sizeof(float) : tly_reduce_element_size(dtype);
-}
-
 static int refuse(int error, const char *reason, const char **why)
 {
     if (why)

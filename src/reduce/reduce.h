@@ -48,14 +48,12 @@ struct tly_reduction {
     uint32_t divisor;   /* TALLY_AVERAGE: the result is divided by this, once; else ignored */
     double prescale;    /* 1: nothing.  Applied to each input as it is read */
     double postscale;   /* 1: nothing.  Applied to the result (after the division) as it is stored */
-    bool to_partial;    /* the result is a subtree's, to be summed on: neither divided, scaled nor rounded */
+    bool to_partial;    /* the result is a subtree's, to be summed on: neither divided, scaled nor rounded; float32 for 16-bit floats */
     bool from_partials; /* the inputs are such results: prescaled already */
 };
 
 /* Bytes of an element; 0 for an unknown type. */
 size_t tly_reduce_element_size(int dtype);
-/* Bytes of an element of a partial result: float32 for the 16-bit floats, else the type itself. */
-size_t tly_reduce_partial_size(int dtype);
 
 /* 0, or -EINVAL (unknown type or operation, divisor 0, a factor that is not finite) or -ENOTSUP (the
  * operation or a factor means nothing for the type: average of bool, and of floats ...) with a reason in

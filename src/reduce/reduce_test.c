@@ -753,8 +753,6 @@ static void test_check(void **state)
     assert_int_equal(tly_reduce_element_size(TLY_DTYPE_COUNT), 0);
     assert_int_equal(tly_reduce_element_size(-1), 0);
     assert_int_equal(tly_reduce_element_size(TALLY_COMPLEX128), 16);
-    assert_int_equal(tly_reduce_partial_size(TALLY_BFLOAT16), 4);
-    assert_int_equal(tly_reduce_partial_size(TALLY_INT16), 2);
 }
 
 /* A few values written out by hand. */

@@ -164,11 +164,6 @@ int tly_house_start(struct tly_house *h)
     return err;
 }
 
-uint16_t tly_house_port(const struct tly_house *h)
-{
-    return tly_listener_port(h->listener);
-}
-
 void tly_house_endpoints(const struct tly_house *h, struct tly_endpoints *out)
 {
     tly_listener_endpoints(h->listener, out);

@@ -20,7 +20,6 @@ struct tly_house;
 int tly_house_create(struct tly_loop *loop, const struct tly_params *params,
                      const struct sockaddr_storage *address, struct tly_house **out);
 int tly_house_start(struct tly_house *h);
-uint16_t tly_house_port(const struct tly_house *h);
 /* Where it listens. */
 void tly_house_endpoints(const struct tly_house *h, struct tly_endpoints *out);
 /* Let nobody in any more, and send away those who have not proved a secret. */

@@ -129,11 +129,14 @@ struct tly_job {
     atomic_bool write_trace;         /* somebody wants it now (release); the loop sees it (acquire) */
 };
 
+/* service.c: a house of one job */
+struct tly_service {
+    struct tly_house *house; /* owned */
+    struct tly_job *job;     /* owned */
+};
+
 /* facts.c */
 /* Count what has gone over the session's connection. */
 void tly_facts_add_bytes(struct tly_service_facts *facts, const struct session *p);
-
-/* service.c */
-struct tly_job *tly_service_job(const struct tly_service *s);
 
 #endif

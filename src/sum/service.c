@@ -10,11 +10,6 @@
 #include "sum/job.h"
 #include "sum/session.h"
 
-struct tly_service {
-    struct tly_house *house; /* owned */
-    struct tly_job *job;     /* owned */
-};
-
 int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
                        const struct tly_identity *identity, const struct sockaddr_storage *address,
                        struct tly_service **out)
@@ -31,16 +26,6 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
     }
     *out = s;
     return 0;
-}
-
-struct tly_job *tly_service_job(const struct tly_service *s)
-{
-    return s->job;
-}
-
-uint16_t tly_service_port(const struct tly_service *s)
-{
-    return tly_house_port(s->house);
 }
 
 void tly_service_endpoints(const struct tly_service *s, struct tly_endpoints *out)

@@ -29,7 +29,6 @@ struct tly_service_facts {
 int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
                        const struct tly_identity *identity, const struct sockaddr_storage *address,
                        struct tly_service **out);
-uint16_t tly_service_port(const struct tly_service *s);
 /* Where it listens. */
 void tly_service_endpoints(const struct tly_service *s, struct tly_endpoints *out);
 uint64_t tly_service_incarnation(const struct tly_service *s);

@@ -206,7 +206,6 @@ const uint8_t *tly_loan_hold(struct tly_loan *loan);
 void tly_loan_drop(struct tly_loan *loan);
 
 const struct tly_identity *tly_link_peer(const struct tly_link *l);
-const char *tly_link_name(const struct tly_link *l);
 /* What carries it, for reports: one of tly_media_name(). */
 const char *tly_link_medium(const struct tly_link *l);
 /* The i-th name that reports know, best first; NULL: there are no more. */
@@ -229,8 +228,6 @@ struct tly_link_load {
 };
 /* -ENOTSUP: nothing crosses a network, or the kernel does not say. */
 int tly_link_load(const struct tly_link *l, struct tly_link_load *out);
-/* True while something waits to be handed to the medium. */
-bool tly_link_busy(const struct tly_link *l);
 
 /* Close and free.  No callback follows, and nothing lands any more.  NULL is accepted.  Safe inside callbacks of the same
  * link. */

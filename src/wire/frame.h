@@ -157,7 +157,6 @@ enum tly_frame_way {
 };
 bool tly_frame_goes(int type, enum tly_frame_way way);
 uint32_t tly_frame_most(int type); /* bytes of the payload */
-const char *tly_frame_type_name(int type);
 
 /* The least that a push costs its rank's window, for bookkeeping takes memory too. */
 enum { TLY_LEAST_CHARGE = 256 };

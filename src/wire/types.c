@@ -1,4 +1,4 @@
-/* types.c - the table of frame types: what each is called, which ways one may go, and how long its payload may be.
+/* types.c - the table of frame types: which ways each may go, and how long its payload may be.
  *
  * The link asks it for limits, and each receiver asks it for directions before it looks at a frame. */
 #include "wire/frame.h"
@@ -17,37 +17,36 @@ enum {
 };
 
 struct rule {
-    const char *name;
     uint32_t ways; /* that it may go */
     uint32_t most; /* bytes of its payload */
 };
 
 static const struct rule rules[TLY_FRAME_TYPES] = {
-    [TLY_HELLO] = {"HELLO", LINK, TLY_MAX_CONTROL},
-    [TLY_ROSTER] = {"ROSTER", OF_MEMBER | TO_MEMBER, TLY_MAX_CONTROL},
-    [TLY_INVITE] = {"INVITE", TO_MEMBER, TLY_MAX_CONTROL},
-    [TLY_PREPARE] = {"PREPARE", TO_MEMBER, TLY_MAX_CONTROL},
-    [TLY_BEGUN] = {"BEGUN", OF_MEMBER, TLY_MAX_CONTROL},
-    [TLY_COMMIT] = {"COMMIT", TO_MEMBER, TLY_MAX_CONTROL},
-    [TLY_COMPLAIN] = {"COMPLAIN", OF_RANK, TLY_MAX_CONTROL},
-    [TLY_PUSH] = {"PUSH", TO_SERVICE, TLY_MAX_FRAGMENT},
-    [TLY_RESULT] = {"RESULT", TO_RANK, TLY_MAX_FRAGMENT},
-    [TLY_SPEC] = {"SPEC", TO_RANK | TO_SERVICE, TLY_MAX_CONTROL},
-    [TLY_VERDICT] = {"VERDICT", TO_RANK | TO_MEMBER, TLY_MAX_CONTROL},
-    [TLY_CANCEL] = {"CANCEL", TO_SERVICE, TLY_MAX_CONTROL},
-    [TLY_AGAIN] = {"AGAIN", TO_RANK, TLY_MAX_CONTROL},
-    [TLY_HAVE] = {"HAVE", TO_SERVICE, TLY_MAX_CONTROL},
-    [TLY_DONE] = {"DONE", TO_RANK | TO_SERVICE, TLY_MAX_CONTROL},
-    [TLY_FINAL] = {"FINAL", TO_SERVICE, TLY_MAX_FRAGMENT},
-    [TLY_COUNTS] = {"COUNTS", ALL, TLY_MAX_CONTROL},
-    [TLY_BEAT] = {"BEAT", ALL, TLY_MAX_CONTROL},
-    [TLY_STATUS] = {"STATUS", TO_RANK | TO_SERVICE | WATCHED | OF_WATCHER, TLY_MAX_CONTROL},
-    [TLY_GOODBYE] = {"GOODBYE", ALL & ~(WATCHED | OF_WATCHER), TLY_MAX_CONTROL},
-    [TLY_PACE] = {"PACE", TO_RANK | TO_SERVICE | OF_RANK | TO_MEMBER, TLY_MAX_CONTROL},
-    [TLY_GROUP] = {"GROUP", TO_SERVICE, TLY_MAX_CONTROL},
-    [TLY_RETURN] = {"RETURN", LINK, TLY_MAX_CONTROL},
-    [TLY_MEASURE] = {"MEASURE", WATCHED | OF_MEMBER | TO_MEMBER, TLY_MAX_CONTROL},
-    [TLY_JOINED] = {"JOINED", TO_SERVICE | OF_RANK | TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_HELLO] = {LINK, TLY_MAX_CONTROL},
+    [TLY_ROSTER] = {OF_MEMBER | TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_INVITE] = {TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_PREPARE] = {TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_BEGUN] = {OF_MEMBER, TLY_MAX_CONTROL},
+    [TLY_COMMIT] = {TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_COMPLAIN] = {OF_RANK, TLY_MAX_CONTROL},
+    [TLY_PUSH] = {TO_SERVICE, TLY_MAX_FRAGMENT},
+    [TLY_RESULT] = {TO_RANK, TLY_MAX_FRAGMENT},
+    [TLY_SPEC] = {TO_RANK | TO_SERVICE, TLY_MAX_CONTROL},
+    [TLY_VERDICT] = {TO_RANK | TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_CANCEL] = {TO_SERVICE, TLY_MAX_CONTROL},
+    [TLY_AGAIN] = {TO_RANK, TLY_MAX_CONTROL},
+    [TLY_HAVE] = {TO_SERVICE, TLY_MAX_CONTROL},
+    [TLY_DONE] = {TO_RANK | TO_SERVICE, TLY_MAX_CONTROL},
+    [TLY_FINAL] = {TO_SERVICE, TLY_MAX_FRAGMENT},
+    [TLY_COUNTS] = {ALL, TLY_MAX_CONTROL},
+    [TLY_BEAT] = {ALL, TLY_MAX_CONTROL},
+    [TLY_STATUS] = {TO_RANK | TO_SERVICE | WATCHED | OF_WATCHER, TLY_MAX_CONTROL},
+    [TLY_GOODBYE] = {ALL & ~(WATCHED | OF_WATCHER), TLY_MAX_CONTROL},
+    [TLY_PACE] = {TO_RANK | TO_SERVICE | OF_RANK | TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_GROUP] = {TO_SERVICE, TLY_MAX_CONTROL},
+    [TLY_RETURN] = {LINK, TLY_MAX_CONTROL},
+    [TLY_MEASURE] = {WATCHED | OF_MEMBER | TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_JOINED] = {TO_SERVICE | OF_RANK | TO_MEMBER, TLY_MAX_CONTROL},
 };
 
 bool tly_frame_is_type(int type)
@@ -63,9 +62,4 @@ bool tly_frame_goes(int type, enum tly_frame_way way)
 uint32_t tly_frame_most(int type)
 {
     return tly_frame_is_type(type) ? rules[type].most : 0;
-}
-
-const char *tly_frame_type_name(int type)
-{
-    return tly_frame_is_type(type) ? rules[type].name : "?";
 }

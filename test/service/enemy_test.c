@@ -404,7 +404,7 @@ static void test_confirmed_too_early(void **state)
         }
         for (uint64_t summed = 0; summed <= (uint64_t)i;) { /* his window is open again then */
             tly_loop_turn(&raw.loop, 2);
-            struct tly_job *job = tly_service_job(raw.service);
+            struct tly_job *job = raw.service->job;
             tly_loop_lock(job->loop);
             summed = job->facts.parts_summed;
             tly_loop_unlock(job->loop);

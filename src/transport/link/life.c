@@ -163,11 +163,6 @@ const struct tly_identity *tly_link_peer(const struct tly_link *l)
     return &l->hello.peer;
 }
 
-const char *tly_link_name(const struct tly_link *l)
-{
-    return l->name;
-}
-
 void tly_link_rename(struct tly_link *l, const char *name)
 {
     snprintf(l->name, sizeof l->name, "%s", name);
@@ -212,9 +207,4 @@ int tly_link_load(const struct tly_link *l, struct tly_link_load *out)
 {
     const struct tly_network *n = tly_link_via(l)->network;
     return n && l->state == TLY_LINK_OPEN ? n->load(l->channel, out) : -ENOTSUP;
-}
-
-bool tly_link_busy(const struct tly_link *l)
-{
-    return tly_link_waiting(l) > 0;
 }
