@@ -180,7 +180,7 @@ static int print_stages(struct tly_process *p)
             continue;
         qsort(took, n, sizeof *took, by_number);
         int64_t median = took[n / 2], p99 = took[n - 1 - n / 100];
-        printf("  %-10s %10zu %12.1f %12.1f\n", tly_row_name(row), n, (double)median / 1e3,
+        printf("  %-10s %10zu %12.1f %12.1f\n", tly_rows[row].name, n, (double)median / 1e3,
                (double)p99 / 1e3);
     }
     free(took);

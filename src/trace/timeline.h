@@ -26,10 +26,15 @@ enum tly_row {
     TLY_ROWS
 };
 
-/* The short name of a row, as in the file ("send"). */
-const char *tly_row_name(enum tly_row row);
+struct tly_row_facts {
+    const char *name; /* in the file, in the summary and in docs/trace.md */
+    const char *peer; /* what a viewer shows between name and peer; NULL: the row has none */
+    bool waits, service;
+};
+extern const struct tly_row_facts tly_rows[TLY_ROWS];
 
 enum { TLY_NO_PEER = 0xffffffff, TLY_NO_PART = 0xffffffff };
+enum { TLY_TIMELINE_FORMAT = 3, TLY_TIMELINE_NAME = 512 }; /* of the file; bytes of a tensor's name in it */
 
 struct tly_slice {
     int64_t from, to; /* ns, on its process's clock */

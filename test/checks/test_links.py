@@ -90,7 +90,7 @@ def test_tallyd_links_nothing_of_a_rank():
 @pytest.mark.parametrize("binary", (("libtally.so",), ("src", "tallyd", "tallyd")), ids="/".join)
 def test_what_the_command_alone_calls_is_linked_there_alone(binary):
     here, command = defined(*binary), defined("src", "cli", "tally")
-    for pattern in ("src/machine/*.c", "src/inside/*.c", "src/trace/merge.c"):
+    for pattern in ("src/machine/*.c", "src/inside/*.c", "src/trace/merge.c", "src/trace/read.c"):
         names = shared_names(pattern)
         assert names & command, pattern
         assert sorted(here & names) == [], pattern
