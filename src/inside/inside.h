@@ -4,6 +4,14 @@
  * that it crosses, and says how long each link is busy.  All copies overlap, because gradients go in many small parts; so
  * the link that is busy longest says how long it takes.  Pure functions, no I/O, no global state.
  *
+ * This is a forecast, which `tally topo` and `tally plan --topo` show.  Nothing carries it out: tensors on a device go through
+ * host memory.
+ *
+ *   inside.c  chooses a way: BytePS's rules, or the fastest of the ways in ways.c
+ *   steps.c   writes down each copy of it, with its links (graph.c)
+ *   check.c   replays the steps, and shares no code with the files that make them
+ *   better.c  other places for a card or a GPU
+ *
  * Every way has the same six stages, of which some may be empty:
  *   1  the GPUs of a group reduce: each byte to the one of them that owns it
  *   2  owners copy what they own to the memory of their processor

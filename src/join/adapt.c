@@ -4,6 +4,15 @@
  * (src/plan/replan.c) makes estimates of the samples.  When another split pays, a change begins as if a service had come or
  * gone.  One line says what has changed, and what that does.
  *
+ *   a rank           comm/traffic.c: what the kernel has sent over each connection, and for how long it had something to send;
+ *                    it asks each service the same (PACE, sum/frames.c) and tells the coordinator (PACE, traffic.c here)
+ *   the coordinator  tly_adapt_heard, tly_adapt_tick: a sample once all ranks with traffic have reported
+ *                    traffic.c: rate and backlog of each card and each service
+ *                    plan/estimate.c, candidates.c, replan.c: what a card carries, and whether another split pays
+ *   the change       change.c; tly_adapt_apply puts what is known into the roster, tly_start_fit_parts the size of parts
+ *
+ * With TALLY_REPLAN=0, and where no traffic crosses cards, the split stays.  The job is still told who holds it up (slow.c).
+ *
  * A card's rate is the sum of what all its connections carry, so a sample needs the reports of all ranks with traffic.  One
  * that has none says so while the sample waits for it.  Reports of another epoch are dropped, and so are those of a sample that
  * is not complete after WAIT_MS.  A round stays in its epoch, so a step that is under way when the split changes goes on by

@@ -1,8 +1,23 @@
 /* change.c - from one epoch to the next, and a job whose coordinator has died.
  *
- * A tallyd that has come is invited: all ranks connect to it.  When they have, or one is gone or leaves, PREPARE asks
- * all ranks to begin no new rounds and to say which they have begun; when all have, COMMIT gives them the new roster and
- * all that anybody has begun: such a round stays in its epoch.  Whatever changes meanwhile begins a new PREPARE. */
+ *   a tallyd comes      invite_more → INVITE: all ranks connect to it (tly_follow_invited in comm/follow.c) and say BEGUN
+ *   a service goes      judge.c: it dies, is silent for 5 s, leaves (GOODBYE), cannot be reached by a rank, or gives no sign of
+ *                       life for 1.5 s while ranks wait (COMPLAIN) → tly_change_evict
+ *   the change          prepare → PREPARE: the ranks begin nothing new and say which rounds they have begun (BEGUN).
+ *                       commit → COMMIT: the new roster, and all rounds that any rank has begun.  These stay in their epoch
+ *   parts in doubt      comm/doubt.c hands them to the substitute: HAVE, DONE → sum/redo.c → AGAIN, FINAL
+ *
+ * Whatever changes meanwhile begins a new PREPARE.  A change costs a round trip and changes no bits.  None begins while some
+ * rank still needs four older epochs.
+ *
+ * A tallyd that some rank cannot reach is evicted.  Before the first COMMIT the job starts without it
+ * (tly_change_start_without).  It stays connected to the coordinator, which invites it again after a back-off (setback.c).  An
+ * evicted service is void: both sides close its connections, and it comes back with a new incarnation.
+ *
+ * A coordinator in a process of its own may die.  Members look for the next one (member.c) and tell it the roster, from which
+ * it goes on (tly_change_resumed).  Rounds do not wait for it.  Changes do, and so do rounds that need a change.  A coordinator
+ * that dies between the COMMITs of one change leaves ranks in different epochs.  The next one asks all what they have begun,
+ * and gives the others the COMMIT that they lack (catch_up). */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

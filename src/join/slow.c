@@ -2,7 +2,7 @@
  *
  * It looks, in this order, for a network card or a service's sums that are busy all the time and slower than was said
  * (adapt.c, by the ranks' reports of their traffic), for a rank that takes longer than the others by itself
- * (src/plan/late.c, by their reports of their steps), and for cards that all carry half.  All members are told when the
+ * (src/plan/late.c, by their reports of their steps), and for cards that all carry half.  All members are told (PACE) when the
  * judgement changes; the log, `tally status`, /metrics and the job's last line have it from there.  A new epoch begins with no
  * judgement, and whoever still holds the job up is named again.  Ranks leave one after the other at a job's end: the rank that
  * takes longer stays named until the others have shown something else.

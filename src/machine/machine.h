@@ -4,6 +4,11 @@
  * A plain struct.  This folder fills it in, from the live machine (detect.c) or from files: hwloc's XML (read.c) and a list
  * of what that cannot say (links.c).  src/inside plans with it and includes nothing else of this folder.
  *
+ *   detect.c   this machine: hwloc's export, sysfs, and nvml.c for NVLinks and slices
+ *   read.c     hwloc's XML (xml.c) → the tree of what is shared
+ *   links.c    a list: NVLinks, rates, slices
+ *   machine.c  what is still missing: slices, guesses, notes
+ *
  * The PCIe tree holds only what is shared.  A switch is a place where the ways of at least two devices to the processor
  * meet; a device without one has a way of its own to its NUMA node.  Each link is the narrowest of those in a row. */
 #ifndef TLY_MACHINE_H

@@ -1,7 +1,15 @@
 /* mpi.h - what the files of libtally_mpi.so share: communicators, types, errors, and the one job that all stand on.
  *
- * The library is a client of libtally like any other: an MPI communicator is a group of Tally's with an ordered name
- * space, so that calls on it are matched by their order and ranks whose calls differ are told so. */
+ * The library serves programs that load their MPI through MPItrampoline; jaxlib is one.  It is a client of libtally like any
+ * other: an MPI communicator is a group of Tally's with an ordered name space, so that calls on it are matched by their order
+ * and ranks whose calls differ are told so.  MPI_Comm_split() gathers color and key of all ranks and sorts them by key.  The
+ * new group's name holds the parent's name and the number of the split, so equal splits have different names.
+ *
+ * A call that cannot take part refuses (tly_mpi_refuse), so that the other ranks fail instead of waiting.  A function that is
+ * not implemented ends the process and names itself.  An error number holds its class and the place of its sentence, which
+ * MPI_Error_string() finds.
+ *
+ * No lock is held between submission and wait.  MPI_Finalize() waits for submissions alone (job.gate). */
 #ifndef TLY_MPI_H
 #define TLY_MPI_H
 

@@ -48,7 +48,7 @@ struct tly_reduction {
     uint32_t divisor;   /* TALLY_AVERAGE: the result is divided by this, once; else ignored */
     double prescale;    /* 1: nothing.  Applied to each input as it is read */
     double postscale;   /* 1: nothing.  Applied to the result (after the division) as it is stored */
-    bool to_partial;    /* the result is a subtree's, to be summed on: neither divided, scaled nor rounded; float32 for 16-bit floats */
+    bool to_partial;    /* the result is a subtree's, to be summed on: neither divided, scaled nor rounded */
     bool from_partials; /* the inputs are such results: prescaled already */
 };
 
@@ -65,8 +65,9 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why);
  * must have passed tly_reduce_check().  Uses up to 100 KB of stack.
  *
  * Subtrees.  Cut the inputs into groups of 2^k neighbours, of which only the last may be smaller, reduce each
- * to_partial, and then these from_partials: the bits are those of one call for all.  Where partials are larger
- * than elements, the output must be apart from the inputs. */
+ * to_partial, and then these from_partials: the bits are those of one call for all.  A partial of a 16-bit float
+ * is a float32, else it has the type itself.  Where partials are larger than elements, the output must be apart
+ * from the inputs. */
 void tly_reduce(const struct tly_reduction *r, int n, const void *const input[], void *output, size_t count);
 
 /* As tly_reduce, but leaves grouped: group g is the next group_size[g] inputs, 1 or more; each group is

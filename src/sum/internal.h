@@ -1,9 +1,13 @@
 /* internal.h - a house and its jobs.
  *
- * A house has jobs.  A job has sessions (connections of its ranks, session.h) and rounds (round.h).  A round is one part in
+ * A rank and tallyd run a service: a house with one job (service.c).  A house owns what jobs share: loop, listener, pool and
+ * crew.  Jobs share nothing but memory and threads.  Each reserves parts of the pool (job.c); a job that uses more than its
+ * reservation gives the rest back when another job reserves it (tly_memory_yield).
+ *
+ * A job has sessions (connections of its ranks, session.h) and rounds (round.h).  A round is one part in
  * one round of a tensor; it has a slot and an answer for each rank.  All of it belongs to the loop: it is touched under the
  * loop's lock only.  The crew reads slots' data and writes the result of rounds with pieces_left > 0, which nobody else
- * touches meanwhile.
+ * touches meanwhile.  Each push comes in by frames.c and goes from there to the file that it concerns.
  *
  * A file may use the files above it in this list (test/checks/test_circles.py):
  *

@@ -6,7 +6,9 @@
  * and one more.
  *
  * A push from a process of this machine may come as a loan instead: the sum reads it where it lies, and holds it
- * meanwhile.  It ends with its connection. */
+ * meanwhile.  It ends with its connection.
+ *
+ * A service that lacks a few bytes for a message to a peer ends the connection to that peer (transport/outbox.h). */
 #include "base/list.h"
 #include "base/slot.h"
 #include "sum/internal.h"

@@ -9,6 +9,8 @@
  * The end of a connection makes BROKEN of what is coming, asked for or on loan.  Any slot with data may be dropped, and any
  * slot that counts as arrived is refused once its round has a verdict.
  *
+ * Debug and sanitizer builds assert each transition, and once a tick that all counts agree with the slots (tly_store_check).
+ *
  * Two counts follow from the states, and are kept here: job->dropped_slots, and session->lacking, the slots that wait for a
  * push of the session's rank. */
 #include "sum/slot.h"

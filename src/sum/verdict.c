@@ -1,10 +1,18 @@
-/* verdict.c - what the home of a tensor (the service of its part 0) decides: ranks disagree, refuse, have left, or are
- * late.
+/* verdict.c - decisions of the home of a tensor (the service of its part 0) about rounds that cannot end with a result.
  *
  * A verdict is one sentence, the same for every rank.  It ends the round in place of a result: its slots are emptied, ranks
- * that have pushed are told at once, and the others when they push.  Home asks the ranks for their specs in words when two
- * hashes differ, and decides when it has all texts or a second has passed.  Another service only waits: the ranks cancel
- * what it has once they hear from home.  STATUS tells ranks that wait whom they wait for. */
+ * that have pushed are told at once, and the others when they push.  The cases:
+ *
+ *   ranks disagree   Two spec hashes differ (tly_round_push).  Home asks all ranks for their specs in words (SPEC).  When it has
+ *                    all texts, or after a second, it makes one sentence of them (words.c).
+ *   a rank refuses   Its push is an error mark (TLY_MARK), and the mark's reason becomes the verdict.
+ *   a rank cancels   Its CANCEL has TLY_MARK.  It becomes the verdict unless all ranks have pushed part 0.
+ *   a rank has left  Rounds that lack it end.  A service that comes later finds it in the roster (tly_service_change).
+ *   a rank is late   tly_verdict_tick() names it in a STATUS to all ranks that wait, first after TALLY_LATE_WARNING and then at
+ *                    each doubling.  While every waiting rank has joined (TLY_PATIENT), no rank is late.
+ *
+ * Another service than home decides nothing.  One that sees two specs sums nothing and waits for the ranks' CANCELs.  One that
+ * has summed the beginning of a part sums no more of it (tly_round_cancel). */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,11 @@
 /* trace.h - stamps of what a process does with each part, in a ring; at the end it becomes a file
  * (TALLY_TRACE).
  *
+ * With TALLY_TRACE a communicator and a service have a ring each.  tly_part_stamp() and tly_round_stamp() put stamps into it.
+ * tly_trace_write() makes slices of the stamps (trace.c) and a file of the slices (timeline.c), when the communicator fails or
+ * at the end.  `tally trace` reads the files back (read.c) and puts them on one clock (merge.c).  docs/trace.md describes the
+ * rows.
+ *
  * Stamps may come from any thread: nearly all are of the loop of the communicator or of the service, but operations
  * are submitted, and end in shared memory, in the application's threads. Without TALLY_TRACE there is no ring, and a
  * stamp costs a branch; with it a look at the clock, a lock that is rarely taken, and 32 bytes. */

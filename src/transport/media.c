@@ -1,4 +1,7 @@
-/* media.c - the media that there are, and how one of them is chosen: the best that both ends have and that connects. */
+/* media.c - lists the media and chooses one of them: the best that both ends have and that connects.
+ *
+ * A roster lists endpoints of each service, one for each medium.  tly_link_dial() tries the media in the order of the list
+ * below: shared memory within a machine, else TCP. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

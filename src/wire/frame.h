@@ -16,7 +16,18 @@
  * parts of a tensor do but for the first; the check is that of the whole header.
  * Where a push is the sum of a machine's ranks, root says how many ranks all pushes of the part are of, less one.
  * A message and a probe have the hash of their group and tag in the place of the element count.
- * seq, the counts and the check are filled in when the frame goes to the kernel. */
+ * seq, the counts and the check are filled in when the frame goes to the kernel.
+ *
+ * With TALLY_CHECKSUM=1 the XXH3 of a payload follows it, if it leaves the machine.  No byte of a fragment lands over its input
+ * or counts before the fragment is verified (transport/link/).  An altered fragment closes the connection.
+ *
+ * Every header carries four counts, the low 32 bits of cumulative 64-bit counts:
+ *   accepted  bytes of pushes that the service has taken off the connection; gives the rank's credit back
+ *   granted   bytes that the rank may push in all; the window
+ *   received  results that have landed whole on the rank, in the order in which they were sent
+ *   stable    how many of those all ranks have
+ * Without other frames they go alone (COUNTS).  An idle rank sends them after four parts or 5 ms, and one with more to push
+ * after at most 50 ms.  A service sends them after 3/4 of the rank's credit or 20 ms. */
 #ifndef TLY_FRAME_H
 #define TLY_FRAME_H
 
@@ -40,25 +51,25 @@ enum {
 
 enum tly_frame_type {
     TLY_HELLO = 1, /* proof of the secret; payload struct of hello.h */
-    TLY_ROSTER,    /* member -> coordinator: who I am; back: candidates for one machine */
-    TLY_INVITE,    /* coordinator -> member: the epoch; connect to all its services */
-    TLY_PREPARE,   /* change of epoch: begin no new rounds */
-    TLY_BEGUN,     /* member -> coordinator: connected; rounds begun */
-    TLY_COMMIT,    /* coordinator -> member: the epoch holds from here */
-    TLY_COMPLAIN,  /* rank -> coordinator: why the job cannot go on, or which service cannot be reached */
-    TLY_PUSH,      /* worker -> service: input, request or error mark */
-    TLY_RESULT,    /* service -> worker */
-    TLY_SPEC,      /* home -> worker: tell your spec; back: its text */
-    TLY_VERDICT,   /* home -> worker: this round fails with this sentence; key 0: the job does */
+    TLY_ROSTER,    /* member -> coordinator: who I am; back: candidates for one machine; then: the proofs */
+    TLY_INVITE, /* coordinator -> member: the epoch; connect to all its services; later: a service has come */
+    TLY_PREPARE, /* change of epoch: begin no new rounds */
+    TLY_BEGUN,   /* member -> coordinator: connected; rounds begun */
+    TLY_COMMIT,  /* coordinator -> member: the epoch holds from here */
+    TLY_COMPLAIN, /* rank -> coordinator: why the job cannot go on, or which service cannot be reached; MARK: why I leave */
+    TLY_PUSH,    /* worker -> service: input, request or error mark */
+    TLY_RESULT,  /* service -> worker */
+    TLY_SPEC,    /* home -> worker: tell your spec; back: its text */
+    TLY_VERDICT, /* home -> worker: this round fails with this sentence; key 0: the job does */
     TLY_CANCEL, /* worker -> service: forget my push of this part; MARK: to home, fail the round with this reason */
-    TLY_AGAIN,   /* service -> worker: push this part again from an offset */
+    TLY_AGAIN, /* service -> worker: push this part again from an offset; MARK: send the result up to there (FINAL) */
     TLY_HAVE,    /* worker -> service: so much of this part's result has landed; LAST: all, MARK: a verdict */
     TLY_DONE,    /* worker -> service: that was all I have in doubt; back: this part is stable */
     TLY_FINAL,   /* worker -> service: the result as it has landed */
     TLY_COUNTS,  /* nothing but counts */
     TLY_BEAT,    /* nothing but a sign of life and counts */
     TLY_STATUS,  /* question about, or news of, a service or a round */
-    TLY_GOODBYE, /* an orderly end */
+    TLY_GOODBYE, /* an orderly end; back: all have left, or, with a number, that rank has left */
     TLY_PACE, /* service -> worker, asked: for how long it had results on their way; rank -> coordinator: its traffic over
                * all connections, QUIET: it has none, and how many epochs it needs, MARK: its steps; back: who holds all
                * up, what cards carry, and what has changed the split last */

@@ -8,6 +8,9 @@
  *   reader:   tly_shm_resolve → a loan, whose bytes are within what the sender has                         (read.c)
  *             tly_loan_return → sender: tly_shm_returned, the place is free again
  *
+ * A service keeps the loan and sums from it (sum/memory.c).  A rank copies a result out of it once.  Before an operation or a
+ * connection ends, its memory is taken back (tly_link_detach, tly_link_destroy), which waits for readers.
+ *
  * A reference that comes over the socket must be to a loan in the table, or lie inside a segment that another process
  * has shown and that was mapped. */
 #ifndef TLY_SHM_H
