@@ -198,7 +198,7 @@ def in_a_receive(path):
     import tally
     import torch
     import torch.distributed as dist
-    from tally.torch.ranks import Ranks
+    from tally.torch.group.ranks import Ranks
     told, look = [], Ranks._look
 
     def interrupted(self, waiting):
@@ -285,7 +285,7 @@ class Store:
 
 @pytest.mark.parametrize("way", ["refuse", "place"])
 def test_meeting_by_a_store(way):
-    from tally.torch.join import _place, _refuse
+    from tally.torch.meeting import _place, _refuse
     store = Store(RuntimeError("of the store"))
     with raises(RuntimeError), pytest.raises(RuntimeError, match="^from the handler$"):
         _refuse(store, "key", 2, 0, "why") if way == "refuse" else _place(store, "key", 0, 1)
@@ -293,7 +293,7 @@ def test_meeting_by_a_store(way):
 
 def test_a_refusal_that_nobody_hears():
     """The store's own failure is not the reason to raise."""
-    from tally.torch.join import _refuse
+    from tally.torch.meeting import _refuse
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         _refuse(Store(RuntimeError("of the store")), "key", 2, 0, "why")
@@ -303,7 +303,7 @@ def test_a_refusal_that_nobody_hears():
 
 def test_calls_in_flight():
     """While the oldest one is looked for: another thread may have taken it, which is a RuntimeError, too."""
-    from tally.torch.earlier import InFlight
+    from tally.torch.group.earlier import InFlight
 
     class Calls(dict):
         def __iter__(self):
