@@ -281,11 +281,8 @@ static int other_rank(tally_comm *c, const struct tally_options **options, struc
 int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dtype dtype, int to,
                uint32_t tag, const struct tally_options *options, tally_op **op)
 {
-    struct tly_request r = {.kind = TALLY_MESSAGE,
-                            .dtype = (unsigned)dtype,
-                            .input = input,
-                            .count = count,
-                            .tag = tag};
+    struct tly_request r = {
+        .kind = TALLY_MESSAGE, .dtype = (unsigned)dtype, .input = input, .count = count, .tag = tag};
     struct tally_options own;
     int err = other_rank(comm, &options, &own, to, &r.to);
     if (err)
@@ -307,11 +304,8 @@ int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dty
 int tally_recv(tally_comm *comm, void *output, size_t count, enum tally_dtype dtype, int from, uint32_t tag,
                const struct tally_options *options, tally_op **op)
 {
-    struct tly_request r = {.kind = TALLY_MESSAGE,
-                            .dtype = (unsigned)dtype,
-                            .output = output,
-                            .count = count,
-                            .tag = tag};
+    struct tly_request r = {
+        .kind = TALLY_MESSAGE, .dtype = (unsigned)dtype, .output = output, .count = count, .tag = tag};
     struct tally_options own;
     int err = other_rank(comm, &options, &own, from, &r.from);
     if (err)
