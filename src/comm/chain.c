@@ -1,5 +1,9 @@
 /* chain.c - the way of parts through the stages of their operation (stage.h).
  *
+ * tly_chain_choose() asks at submission which stages suit the operation.  Parts go out through `ready` and come back through
+ * `landed`.  If a stage fails before part 0 has set out, this rank takes the operation back, and home tells all ranks
+ * (tly_op_cancel).  From then on no part enters another stage.
+ *
  * part->stage is the stage that has the part; STAGE_TENSOR before it sets out, and once its result is back.  What a stage
  * says from another thread goes into comm->passed or comm->over, under inbox.lock, and the loop takes it from there (op.c).
  * op->due counts the parts that a vouching stage is not done with: part 0 sets out when there are none. */

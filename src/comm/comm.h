@@ -1,7 +1,33 @@
 /* comm.h - the communicator: a rank's side of a job.
  *
- * Which lock or thread owns a field stands above it.  ARCHITECTURE.md has the order of locks, and the order in which
- * files may use each other. */
+ * tally_comm_open() (comm.c) finds this rank's place (join/place.c), starts the coordinator in rank 0, connects to it
+ * (join/connect.c), starts a service, gets the roster, connects to all services (peer.c), and starts the thread "tally-comm".
+ * The first rank of a machine keeps its service.  tally_comm_close() waits for its operations, says GOODBYE to services and
+ * coordinator, and stays until all ranks have, at most 10 s.
+ *
+ * State has an owner.  struct tally_comm and struct tally_op hold structs by value, and only the files of one name its
+ * fields (test/checks/test_owners.py).  A lock is in the struct that it guards.  ARCHITECTURE.md has the order of locks.
+ *
+ * A file may use the files above it in this list, and includes only headers of which it uses something
+ * (test/checks/test_layers.py):
+ *
+ *   options.c, listen.c, stages.c     options of other versions; the coordinator's socket; which stage is where
+ *   inbox.c, state.c, abort.c         what other threads have for the loop; how a communicator stands, and its failure
+ *   part.c, group.c, names.c, spec.c  the states of a part; lists of ranks; names and keys; what ranks compare
+ *   tensor.c, epoch.c                 cuts; which service sums what
+ *   handle.c, events.c                the caller's handle; the completion queue
+ *   post.c, rounds.c                  control frames; what a joined rank had submitted
+ *   traffic.c, pace.c                 figures for the coordinator and for users
+ *   chain.c, queue.c, net.c           parts go from stage to stage; wait for their turn; the last stage
+ *   local.c, team.c                   operations in shared memory; the stage of a machine's ranks
+ *   parts.c, op.c                     parts, as operations' rooms need them; an operation's life in the loop
+ *   keep.c, doubt.c                   results that not all ranks have; parts whose service is gone
+ *   peer.c, follow.c                  a connection to a service; changes of epoch
+ *   submit.c, calls.c, joining.c      from a request to the loop; the calls of tally.h; tally_join
+ *   engine.c, report.c, comm.c        what shared memory calls; tally_comm_report; open, close, the thread
+ *
+ * Two calls go upward: state.c tells comm.c of a failure through a pointer (`follows`), and src/local/ calls engine.c through
+ * a table (struct tly_local_user). */
 #ifndef TLY_COMM_COMM_H
 #define TLY_COMM_COMM_H
 

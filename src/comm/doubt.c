@@ -4,6 +4,11 @@
  * of its result has landed (HAVE), then that this was all (DONE).  The service asks for what it needs: input from some
  * offset on (AGAIN), the result as it has landed (AGAIN with MARK; FINAL).  Then results come as always.
  *
+ * PREPARE only ends the connections to services that are gone.  Their parts move with the COMMIT that says so, on all ranks
+ * alike (tly_doubt_hand_on).  If the coordinator dies between the two and the next one still has the service, the connections
+ * are made again.  A connection that breaks while both ends live is made again at once.  Its counts begin at zero, HAVE and
+ * DONE follow with TLY_RESUMED, and bytes of a push that had come stay in their slot.
+ *
  * Parts in doubt are PART_DOUBTED, and PART_SAID once they have been said; peer->doubted has what was kept (keep.c). */
 #include <errno.h>
 #include <stdlib.h>

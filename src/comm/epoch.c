@@ -2,7 +2,14 @@
  *
  * A round stays in the epoch in which the first rank began it; all others learn that with COMMIT (follow.c).  In its epoch a
  * part was dealt to one service.  If that is gone, one of the machines' own services takes its place, chosen by the part's
- * name: these do not die alone, so a part changes its service at most once. */
+ * name: these do not die alone, so a part changes its service at most once.
+ *
+ * A round that has ended for the others by a verdict stays in its epoch, too: its home keeps the verdict (tly_epoch_decided).
+ * An epoch is kept as long as operations or promised rounds need it.
+ *
+ * Weights, parts and plans, the size of parts and the credit belong to the epoch.  Sizes stay between part_least and part_most,
+ * which the first roster fixes, so no rank's verdict depends on the moment of asking.  The newest credit governs all parts.  A
+ * window belongs to its service (set_sizes in sum/job.c) and follows the counts that the service grants. */
 #include <errno.h>
 #include <stdlib.h>
 

@@ -2,7 +2,9 @@
  *
  * A group has a name, which goes into its tensors' keys, so that ranks meet by name even where their lists differ; and
  * a list of ranks, which has a number on the wire.  A service learns the list once on each connection, before the
- * first part that carries the number (tly_group_tell). */
+ * first part that carries the number (tly_group_tell).  Number 0 stands for all ranks.  Two ranks stand in the number
+ * themselves (tly_pair).  Ranks whose lists differ meet by the group's name at one service, which tells them
+ * (tly_round_widen). */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,6 +3,9 @@
  * It submits nothing more, so what it has submitted is known: of each tensor how often.  Every service hears that once on
  * each connection (rounds.c), and has zeros for it in all other rounds (sum/joined.c).  The coordinator orders the ranks that
  * join (join/join.c), before anybody does without them; when all have, and nothing of theirs is under way, it tells all.
+ * In shared memory a post says it (TLY_POST_JOINED, src/local/posts_in.c), and the other ranks read zeros.  In a team the
+ * joined rank stands in: it submits zeros for what another rank of its machine has posted (tly_joining_stand_in).
+ *
  * Then names have new keys, their rounds and the numbers of calls without a name begin at 0, and services hear that the
  * join is past before they see anything of what follows. */
 #include <errno.h>

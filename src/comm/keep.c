@@ -1,5 +1,10 @@
 /* keep.c - results and verdicts from services that may die alone, kept until all ranks have them.
  *
+ * An operation ends when all its parts have landed and are stable or copied aside (tly_keep_part, TALLY_RETAIN_BYTES,
+ * TALLY_RETAIN_MEMORY).  Results from machines' own services are never kept: without tallyd nothing is copied and nothing
+ * waits.  A verdict is stable after a while though a rank has not come for it.  This rank still keeps it apart
+ * (keep_decided), and it moves if its service goes.
+ *
  * After such a service has died this rank may be the only one that has what it has delivered.  peer->kept has the deliveries
  * that not all ranks have, in their order; the service's count `stable` settles a prefix.  Where few bytes of the operation
  * are missing the result is copied aside, so that the operation need not wait. */

@@ -5,6 +5,10 @@
  *   tly_op_settled  and need not be kept; the last one completes the operation
  *   tly_op_end      it ends with an error
  *
+ *   tly_op_cancel   it is taken back: home hears of it (CANCEL), or gets a mark in the place of a part 0 that has not been sent
+ *                   (tly_queue_cancel).  One in shared memory is taken back there first (src/local/posts_out.c): all ranks
+ *                   divert it, or all had begun it
+ *
  * comm->active has an operation from the first to the last of these; the loop holds one of its references. */
 #include <errno.h>
 #include <stdio.h>

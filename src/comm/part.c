@@ -11,6 +11,8 @@
  * this rank only gives is DOUBTED again after it has LANDED, if its service dies before all ranks have the result.  The
  * end of the operation makes all IDLE.
  *
+ * Debug and sanitizer builds assert each transition.
+ *
  * Parts of a team that another rank carries are LANDED from the beginning (tly_team_cut). */
 #include "comm/part.h"
 

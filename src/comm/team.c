@@ -6,7 +6,13 @@
  * the service would compute anyway: else there are no teams (tly_roster_suits_teams).
  *
  * Part 0 is empty, and pushed by every rank for itself: a roll call.  So a tensor's home sees all ranks' specs, marks and
- * absences as ever, and all ranks have its verdicts from there. */
+ * absences as ever, and all ranks have its verdicts from there.
+ *
+ * The thread "tally-local" sums the inputs of the machine's ranks into the carrier's output, about a credit ahead of what has
+ * been admitted (may_sum in src/local/team.c).  The sum goes on to the network (tly_team_summed → tly_stage_passed).  When the
+ * result has landed, it is copied to the others (tly_local_landed).  An operation ends when all parts are in its rank's
+ * output (tly_team_over) and nothing that it carries must be kept.  One that ends with an error takes its buffers back first
+ * (tly_local_withdraw). */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

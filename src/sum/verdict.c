@@ -9,7 +9,8 @@
  *   a rank cancels   Its CANCEL has TLY_MARK.  It becomes the verdict unless all ranks have pushed part 0.
  *   a rank has left  Rounds that lack it end.  A service that comes later finds it in the roster (tly_service_change).
  *   a rank is late   tly_verdict_tick() names it in a STATUS to all ranks that wait, first after TALLY_LATE_WARNING and then at
- *                    each doubling.  While every waiting rank has joined (TLY_PATIENT), no rank is late.
+ *                    each doubling.  While every waiting rank has joined (TLY_PATIENT), no rank is late.  After
+ *                    TALLY_TIMEOUT a rank that waits and has not joined complains to the coordinator, which fails the job.
  *
  * Another service than home decides nothing.  One that sees two specs sums nothing and waits for the ranks' CANCELs.  One that
  * has summed the beginning of a part sums no more of it (tly_round_cancel). */

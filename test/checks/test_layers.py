@@ -14,11 +14,9 @@ by commas or blanks, backticks allowed; "-" or "nothing" for none.  Further colu
 include itself and the public header tally/tally.h.  Unit tests (*_test.c) may include what they like: they stand
 outside.  The table must cover every folder, name none that is not there, and have no cycles.
 
-Within src/comm the files are held to a table of their own, in which each may use those before it:
+Within src/comm each file may use those before it in the list of src/comm/comm.h's opening comment:
 
-    | files              | headers    | what they do |
-    |--------------------|------------|--------------|
-    | `state.c`, `op.c`  | `op.h`     | …            |
+     *   state.c, op.c   what they do
 """
 
 import re
@@ -120,11 +118,10 @@ def test_table_has_no_cycles():
 MOST_HEADER_LINES = 250
 
 
-def parse_order(text, heading):
-    """Files in the order of the first column of the table under this heading."""
-    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| *(`[^|]*?\.c`[^|]*?) *\|", section, flags=re.MULTILINE)
-    return [name for row in rows for name in re.findall(r"`(\w+\.c)`", row)]
+def parse_order(text):
+    """Files in the order of the list in a header's opening comment."""
+    rows = re.findall(r"^ \*   ((?:\w+\.c(?:, )?)+) ", text.split("*/")[0], flags=re.MULTILINE)
+    return [name for row in rows for name in row.split(", ")]
 
 
 def names_of(header):
@@ -154,7 +151,7 @@ def headers_of(folder):
 
 
 def test_files_of_comm_use_those_before_them():
-    order = parse_order((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), "The inside of the communicator")
+    order = parse_order((ROOT / "src/comm/comm.h").read_text(encoding="utf-8"))
     graph = uses(sources_of("comm"))
     assert sorted(order) == sorted(graph)
     place = {name: i for i, name in enumerate(order)}
@@ -185,8 +182,8 @@ def test_headers_of_comm_say_who_owns_what():
 
 
 def test_the_check_of_files_itself():
-    text = "\n## Other\n| `x.c` | |\n## Inside\n| files | headers |\n|---|---|\n| `a.c`, `b.c` | `a.h` |\n| `c.c` | - |\n\n## More\n| `d.c` |\n"
-    assert parse_order(text, "Inside") == ["a.c", "b.c", "c.c"]
+    text = "/* x.h - in x.c.\n *\n *   a.c, b.c   one and two\n *   c.c        three, as d.c\n */\n *   e.c  no\n"
+    assert parse_order(text) == ["a.c", "b.c", "c.c"]
     headers = {"a.h": "struct a {\n    int far; /* near */\n};\nint tly_a(void);\n", "b.h": "int tly_b(void);\n"}
     source = '#include "comm/a.h"\n#include "comm/b.h"\nint near(void)\n{\n    return x->far;\n}\n'
     assert unused("c.c", source, headers) == ["c.c: b.h"]

@@ -9,6 +9,10 @@ the thread waits for its own copies, and a caller of wait() for the sums, as wit
 The caching allocator does not get tensors' memory back while side streams use it.  Pinned memory passes from one copy to
 the next in the streams' own order.
 
+Later calls of the same group keep their place (Line).  If a chunk fails, the call's other chunks are taken back
+(Transfer.landed), and all ranks see the first chunk's failure.  After that the other chunks have new names (_attempt), because
+a rank may have submitted fewer of them.
+
 SPDX-License-Identifier: Apache-2.0
 """
 

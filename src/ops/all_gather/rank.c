@@ -1,7 +1,11 @@
 /* rank.c - an all-gather, at a rank.
  *
  * If ranks may give pieces of unlike length, part 0 carries the first dimension of each, and the pieces are cut when its answer
- * has come.  Else part 0 is empty, and all is cut at once. */
+ * has come (gather_listed).  Else part 0 is empty, and all is cut at once.
+ *
+ * Each piece is a broadcast from its rank.  The service of its machine relays it, or others where cards or pieces differ
+ * (tly_relay_next).  The n-th parts of all pieces go before any piece's next part.  Equal pieces of up to 1 MB go as those of
+ * an all-to-all do: straight to each receiver's machine, unasked. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

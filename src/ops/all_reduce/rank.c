@@ -1,4 +1,7 @@
-/* rank.c - sums, at a rank: all-reduce, reduce, reduce-scatter. */
+/* rank.c - sums, at a rank: all-reduce, reduce, reduce-scatter.
+ *
+ * A rank that pushes and does not want the result says so (TLY_QUIET), and its answer is empty: in a reduce, and in a
+ * reduce-scatter for the parts that belong to another rank. */
 #include <stddef.h>
 
 #include "comm/comm.h"

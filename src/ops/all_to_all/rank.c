@@ -1,4 +1,7 @@
-/* rank.c - an all-to-all, gather or scatter, at a rank. */
+/* rank.c - an all-to-all, gather or scatter, at a rank.
+ *
+ * Part 0 carries the amounts that each rank gives and expects, which home compares.  The other parts are broadcasts between two
+ * ranks (tly_parts_exchange).  A piece that one rank alone wants goes to the service of that rank's machine. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* rank.c - a barrier, at a rank. */
+/* rank.c - a barrier, at a rank: as an all-reduce, without data. */
 #include "comm/parts.h"
 #include "ops/call.h"
 #include "ops/local.h"

@@ -1,4 +1,7 @@
-/* rank.c - a broadcast, at a rank. */
+/* rank.c - a broadcast, at a rank.
+ *
+ * It goes the way of an all-reduce.  A rank that only receives pushes an empty frame for each part (TLY_REQUEST), and the
+ * service answers it with the root's data.  The services of the receivers' machines relay (tly_plan_broadcast). */
 #include <stddef.h>
 
 #include "comm/comm.h"

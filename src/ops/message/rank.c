@@ -1,4 +1,8 @@
-/* rank.c - messages and probes, at a rank. */
+/* rank.c - messages and probes, at a rank.
+ *
+ * A message is a broadcast between two ranks.  A large one is only offered first (TLY_OFFER).  Once the receiver's requests are
+ * there, the service asks for it as it asks for data that it had to drop (tly_memory_want_offers, AGAIN).  A probe is a round
+ * of one rank.  It ends when a message is there that no rank has asked for (service.c). */
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
