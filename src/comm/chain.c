@@ -27,18 +27,31 @@ void tly_chain_choose(tally_comm *c, struct tally_op *op)
 {
     for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !op->call->answered; at++) {
         const struct stage *s = tly_stage_at(at);
-        if (s && s->suits(c, op))
-            op->chain |= (uint8_t)(1u << at);
+        if (!s || !s->suits(c, op))
+            continue;
+        op->chain |= (uint8_t)(1u << at);
+        if (s->take)
+            s->take(c, op);
     }
+}
+
+int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
+{
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && op->chain; at++)
+        if (has(op, at) && tly_stage_at(at)->cut)
+            return tly_stage_at(at)->cut(c, op, cut);
+    return 1;
 }
 
 /* The last stage that vouches; 0: none does. */
 static int last_voucher(const struct tally_op *op)
 {
     int last = 0;
-    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !(at > STAGE_TEAM && has(op, STAGE_TEAM)); at++)
-        if (has(op, at) && tly_stage_at(at)->vouches)
-            last = at;
+    bool shared = false;
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !shared; at++) {
+        last = has(op, at) && tly_stage_at(at)->vouches ? at : last;
+        shared = has(op, at) && tly_stage_at(at)->shared;
+    }
     return last;
 }
 
@@ -233,5 +246,6 @@ const char *tly_chain_does(const struct part *p)
 
 bool tly_chain_holds(const struct part *p)
 {
-    return p->homeward && p->stage != STAGE_TENSOR && p->stage != STAGE_TEAM;
+    const struct stage *s = tly_stage_at(p->stage);
+    return p->homeward && s && !s->shared;
 }

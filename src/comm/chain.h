@@ -9,6 +9,7 @@
 #include "base/list.h"
 #include "tally/tally.h"
 
+struct cut;
 struct part;
 struct tally_op;
 
@@ -17,6 +18,8 @@ enum stage_place { STAGE_TENSOR, STAGE_DEVICE, STAGE_TEAM, STAGE_CODEC, STAGE_NE
 
 /* names.lock held. */
 void tly_chain_choose(tally_comm *c, struct tally_op *op);
+/* In the loop; names.lock held.  Cut a whole tensor as one of its stages wants it.  1: none does; -ENOMEM. */
+int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct cut *cut);
 /* -errno, with a sentence. */
 int tly_chain_begin(tally_comm *c, struct tally_op *op);
 /* Hand out all parts.  -ENOMEM. */
@@ -39,7 +42,7 @@ void tly_chain_stop(tally_comm *c, struct tally_op *op);
 void tly_chain_withdraw(tally_comm *c, struct tally_op *op, bool landed);
 /* What the stage that has this part does with it, or what the part waits for. */
 const char *tly_chain_does(const struct part *p);
-/* A stage has this part on its way inward.  A team does not count: it has its parts until all of them have landed. */
+/* A stage has this part on its way inward.  A shared one does not count: it has its parts until all of them have landed. */
 bool tly_chain_holds(const struct part *p);
 
 #endif

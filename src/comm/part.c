@@ -13,7 +13,7 @@
  *
  * Debug and sanitizer builds assert each transition.
  *
- * Parts of a team that another rank carries are LANDED from the beginning (tly_team_cut). */
+ * Parts of a team that another rank carries are LANDED from the beginning (team_cut). */
 #include "comm/part.h"
 
 #include "base/check.h"

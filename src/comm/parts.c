@@ -8,13 +8,13 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "comm/chain.h"
 #include "comm/comm.h"
 #include "comm/epoch.h"
 #include "comm/group.h"
 #include "comm/op.h"
 #include "comm/part.h"
 #include "comm/parts.h"
-#include "comm/team.h"
 #include "comm/tensor.h"
 #include "ops/call.h"
 #include "plan/plan.h"
@@ -78,7 +78,9 @@ int tly_parts_whole(tally_comm *c, struct tally_op *op)
 {
     tly_names_lock(&c->names);
     const struct cut *cut = tly_tensor_cut(c, op, op->bytes);
-    int err = !cut ? -ENOMEM : op->team ? tly_team_cut(c, op, cut) : whole_parts(c, op, cut);
+    int err = cut ? tly_chain_cut(c, op, cut) : -ENOMEM;
+    if (err > 0)
+        err = whole_parts(c, op, cut);
     tly_names_unlock(&c->names);
     return err;
 }

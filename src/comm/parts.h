@@ -13,7 +13,7 @@ int tly_parts_make(tally_comm *c, struct tally_op *op);
 
 /* Part 0 alone, which each rank pushes empty: its home sees that all have come.  -ENOMEM. */
 int tly_parts_roll_call(tally_comm *c, struct tally_op *op);
-/* The parts of the tensor, each of which all ranks push and want.  If a team pushes it, a roll call and the team's parts.
+/* The parts of the tensor, each of which all ranks push and want.  If a stage cuts it otherwise, that one's parts.
  * -ENOMEM. */
 int tly_parts_whole(tally_comm *c, struct tally_op *op);
 /* What each rank gives each other rank, through the receiver's machine, behind part 0.  table: elements for each rank of the

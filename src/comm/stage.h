@@ -29,13 +29,22 @@
 #include "comm/op.h"
 #include "comm/part.h"
 
+struct cut;
+
 struct stage {
     const char *does; /* for users, of a part that it has, either way: "is not summed on this machine yet" */
     bool vouches;
-    /* In the submitting thread, names.lock held: has it a share in this operation?  The operation has its key and round, and
-     * is submitted for certain: a stage may note in it, or of it, what it must know by now. */
-    bool (*suits)(tally_comm *c, struct tally_op *op);
-    /* In the loop, as all below: the operation's parts are cut.  -errno, with a sentence (tly_error). */
+    bool shared; /* the ranks of a machine go through it together: the others wait for part 0, so no stage behind it vouches;
+                  * and it has parts on their way inward until all of them have landed */
+    /* In the submitting thread, names.lock held, as the next: has it a share in this operation?  Changes nothing. */
+    bool (*suits)(const tally_comm *c, const struct tally_op *op);
+    /* It has one.  The operation has its key and round, and is submitted for certain: note in it, or of it, what must be known
+     * by now.  Or NULL. */
+    void (*take)(tally_comm *c, struct tally_op *op);
+    /* In the loop, as all below; names.lock held.  Cut a whole tensor, by a cut of all its bytes.  -ENOMEM.  NULL: it is cut as
+     * without this stage. */
+    int (*cut)(tally_comm *c, struct tally_op *op, const struct cut *cut);
+    /* The operation's parts are cut.  -errno, with a sentence (tly_error). */
     int (*begin)(tally_comm *c, struct tally_op *op);
     /* The part's input is there.  1: this stage is done with it; 0: it will be (tly_stage_passed); -ENOMEM: the communicator
      * fails. */

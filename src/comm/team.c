@@ -122,11 +122,14 @@ int tly_team_agree(tally_comm *c)
 
 /* --- a stage of an operation -------------------------------------------------------------------------------- */
 
-static bool suits(tally_comm *c, struct tally_op *op)
+static bool team_suits(const tally_comm *c, const struct tally_op *op)
 {
-    if (!c->teams.on || !tly_call_is_sum_for_all(op->call) || op->group->number != 0 || op->mark ||
-        op->bytes < LEAST_BYTES)
-        return false;
+    return c->teams.on && tly_call_is_sum_for_all(op->call) && op->group->number == 0 && !op->mark &&
+           op->bytes >= LEAST_BYTES;
+}
+
+static void team_take(tally_comm *c, struct tally_op *op)
+{
     op->engine = c->local;
     tly_local_ref(op->engine);
     tly_names_count_engine_op(&c->names);
@@ -135,12 +138,11 @@ static bool suits(tally_comm *c, struct tally_op *op)
     tly_list_init(&op->local.node);
     tly_list_init(&op->local.pieces);
     tly_list_init(&op->local.landed);
-    return true;
 }
 
 /* What goes to one service is carried by all ranks of a machine in turn, so that all have the same to do, and each its
  * share of the card.  Of parts that others carry nothing is known here. */
-int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
+static int team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
 {
     static const uint8_t nothing;
     uint32_t *turn = calloc((size_t)op->epoch->services, sizeof *turn), mine = 0;
@@ -200,7 +202,7 @@ int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
     return 0;
 }
 
-static int begin(tally_comm *c, struct tally_op *op)
+static int team_begin(tally_comm *c, struct tally_op *op)
 {
     op->local.ahead = op->credit;
     return 0;
@@ -208,7 +210,7 @@ static int begin(tally_comm *c, struct tally_op *op)
 
 /* The roll call comes when all parts have: then the others may read this rank's input, and the engine sums the parts in its
  * own order. */
-static int ready(tally_comm *c, struct part *p)
+static int team_ready(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
     if (p->index > 0)
@@ -220,14 +222,14 @@ static int ready(tally_comm *c, struct part *p)
     return 1;
 }
 
-static void admitted(struct part *p)
+static void team_admitted(struct part *p)
 {
     if (team_carries(p))
         tly_local_sent(p->op->engine, &p->shard);
 }
 
 /* The engine copies it to the others.  That all have come here it says of the operation. */
-static bool landed(tally_comm *c, struct part *p)
+static bool team_landed(tally_comm *c, struct part *p)
 {
     if (p->index == 0)
         return true;
@@ -235,7 +237,7 @@ static bool landed(tally_comm *c, struct part *p)
     return false;
 }
 
-static void withdraw(tally_comm *c, struct tally_op *op, bool over)
+static void team_withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
     if (!over)
         return;       /* the others of the team end it when they hear of it from home */
@@ -254,12 +256,15 @@ static void withdraw(tally_comm *c, struct tally_op *op, bool over)
 
 const struct stage tly_stage_team = {
     .does = "is not summed on this machine yet",
-    .suits = suits,
-    .begin = begin,
-    .ready = ready,
-    .admitted = admitted,
-    .landed = landed,
-    .withdraw = withdraw};
+    .shared = true,
+    .suits = team_suits,
+    .take = team_take,
+    .cut = team_cut,
+    .begin = team_begin,
+    .ready = team_ready,
+    .admitted = team_admitted,
+    .landed = team_landed,
+    .withdraw = team_withdraw};
 
 /* --- said by the engine -------------------------------------------------------------------------- */
 

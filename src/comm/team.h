@@ -9,7 +9,6 @@
 #include "local/local.h"
 #include "tally/tally.h"
 
-struct cut;
 struct tally_group;
 
 /* Fixed once open. */
@@ -25,8 +24,6 @@ int tly_team_begin_lists(tally_comm *c);
 void tly_team_finish(tally_comm *c);
 /* All ranks together, once all runs: can all machines' ranks share memory?  Sets c->teams.  As tally_op_wait(). */
 int tly_team_agree(tally_comm *c);
-/* In the loop: the operation's parts by a cut of all its bytes; names.lock held.  -ENOMEM. */
-int tly_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut);
 /* The engine's callbacks; from any thread. */
 void tly_team_summed(void *comm, struct tly_local_piece *piece);
 void tly_team_over(struct tally_op *op, int err, const char *sentence);

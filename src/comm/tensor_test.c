@@ -9,7 +9,7 @@
 #include "comm/epoch.h"
 #include "comm/op.h"
 #include "comm/peer.h"
-#include "comm/team.h"
+#include "comm/stage.h"
 #include "comm/tensor.h"
 
 #include <cmocka.h>
@@ -124,7 +124,7 @@ static void test_a_team_sums_by_urgency(void **state)
                           .priority = -3,
                           .epoch = &epoch};
     tly_list_init(&op.local.pieces);
-    assert_int_equal(tly_team_cut(c, &op, &cut), 0);
+    assert_int_equal(tly_stage_team.cut(c, &op, &cut), 0);
     assert_int_equal(op.urgency, -1);
     assert_int_equal(op.local.priority, -1);
     free(op.parts);

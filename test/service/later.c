@@ -228,7 +228,7 @@ static void withdraw(struct later *l, struct tally_op *op, bool over)
 }
 
 #define STAGE(name, later, may_vouch) \
-    static bool name##_suits(tally_comm *c, struct tally_op *op) \
+    static bool name##_suits(const tally_comm *c, const struct tally_op *op) \
     { \
         return suits(&(later), op); \
     } \
