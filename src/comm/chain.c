@@ -5,8 +5,8 @@
  * (tly_op_cancel).  From then on no part enters another stage.
  *
  * part->stage is the stage that has the part; STAGE_TENSOR before it sets out, and once its result is back.  What a stage
- * says from another thread goes into comm->passed or comm->over, under inbox.lock, and the loop takes it from there (op.c).
- * op->due counts the parts that a vouching stage is not done with: part 0 sets out when there are none. */
+ * says from another thread goes into the communicator's struct tly_said, under inbox.lock, and the loop takes it from there (op.c).
+ * `due` counts the parts that a vouching stage is not done with: part 0 sets out when there are none. */
 #include <stdio.h>
 
 #include "base/check.h"
@@ -18,9 +18,16 @@
 #include "comm/part.h"
 #include "comm/stage.h"
 
+void tly_chain_init(struct tly_said *said)
+{
+    tly_list_init(&said->passed);
+    for (int at = 0; at < STAGE_NET; at++)
+        tly_list_init(&said->over[at]);
+}
+
 static bool has(const struct tally_op *op, int place)
 {
-    return place == STAGE_NET || op->chain >> place & 1;
+    return place == STAGE_NET || op->chain.stages >> place & 1;
 }
 
 void tly_chain_choose(tally_comm *c, struct tally_op *op)
@@ -29,7 +36,7 @@ void tly_chain_choose(tally_comm *c, struct tally_op *op)
         const struct stage *s = tly_stage_at(at);
         if (!s || !s->suits(c, op))
             continue;
-        op->chain |= (uint8_t)(1u << at);
+        op->chain.stages |= (uint8_t)(1u << at);
         if (s->take)
             s->take(c, op);
     }
@@ -37,7 +44,7 @@ void tly_chain_choose(tally_comm *c, struct tally_op *op)
 
 int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
 {
-    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && op->chain; at++)
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && op->chain.stages; at++)
         if (has(op, at) && tly_stage_at(at)->cut)
             return tly_stage_at(at)->cut(c, op, cut);
     return 1;
@@ -58,14 +65,14 @@ static int last_voucher(const struct tally_op *op)
 int tly_chain_begin(tally_comm *c, struct tally_op *op)
 {
     int err = 0;
-    op->begun = true;
+    op->chain.begun = true;
     for (int at = 0; at < STAGE_NET; at++)
-        tly_list_init(&op->over[at]);
+        tly_list_init(&op->chain.over[at]);
     for (uint32_t i = 0; i < op->part_count; i++)
         tly_list_init(&op->parts[i].node);
-    op->voucher = (uint8_t)last_voucher(op);
-    op->due = op->voucher ? op->part_count - 1 : 0;
-    op->away = op->part_count;
+    op->chain.voucher = (uint8_t)last_voucher(op);
+    op->chain.due = op->chain.voucher ? op->part_count - 1 : 0;
+    op->chain.away = op->part_count;
     tly_progress_await_more(&op->progress); /* until all are back */
     /* All of them, even if one fails: each is told of the end, too. */
     for (int at = STAGE_TENSOR + 1; at < STAGE_NET; at++)
@@ -79,14 +86,14 @@ int tly_chain_begin(tally_comm *c, struct tally_op *op)
 int tly_chain_out(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
-    int at = p->stage, done = !op->stopped;
+    int at = p->stage, done = !op->chain.stopped;
     while (done == 1) {
-        bool vouched = at && at == op->voucher && p != op->parts;
+        bool vouched = at && at == op->chain.voucher && p != op->parts;
         for (at++; !has(op, at);)
             at++;
         p->stage = (uint8_t)at;
         done = tly_stage_at(at)->ready(c, p);
-        if (vouched && --op->due == 0 && done >= 0) {
+        if (vouched && --op->chain.due == 0 && done >= 0) {
             int first = tly_chain_out(c, op->parts);
             done = first < 0 ? first : done;
         }
@@ -97,16 +104,17 @@ int tly_chain_out(tally_comm *c, struct part *p)
 int tly_chain_start(tally_comm *c, struct tally_op *op)
 {
     int err = 0;
-    bool now = !op->due;
+    bool now = !op->chain.due;
     for (uint32_t i = 1; i < op->part_count && !err; i++)
         err = tly_chain_out(c, &op->parts[i]);
     return err || !now ? err : tly_chain_out(c, op->parts);
 }
 
-bool tly_chain_in(tally_comm *c, struct part *p)
+/* True: it is back at the tensor. */
+static bool chain_inward(tally_comm *c, struct part *p)
 {
     const struct tally_op *op = p->op;
-    if (op->stopped)
+    if (op->chain.stopped)
         return false;
     p->homeward = true;
     for (int at = p->stage - 1; at > STAGE_TENSOR; at--) {
@@ -116,6 +124,23 @@ bool tly_chain_in(tally_comm *c, struct part *p)
     }
     p->stage = STAGE_TENSOR;
     return true;
+}
+
+bool tly_chain_in(tally_comm *c, struct part *p)
+{
+    return chain_inward(c, p) && --p->op->chain.away == 0;
+}
+
+bool tly_chain_come_in(tally_comm *c, struct tally_op *op, int place)
+{
+    uint32_t back = 0;
+    op->chain.ended |= (uint8_t)(1u << place);
+    if (op->chain.lost_at)
+        return false;
+    for (uint32_t i = 0; i < op->part_count; i++)
+        back += op->parts[i].stage == place && chain_inward(c, &op->parts[i]);
+    op->chain.away -= back;
+    return back && !op->chain.away;
 }
 
 void tly_chain_admitted(struct part *p)
@@ -129,10 +154,10 @@ void tly_chain_admitted(struct part *p)
 
 static void tell(tally_comm *c, struct tly_list *list, struct tly_list *node)
 {
-    bool first = !atomic_load_explicit(&c->stages_say, memory_order_relaxed);
+    bool first = !atomic_load_explicit(&c->said.any, memory_order_relaxed);
     tly_check(tly_list_empty(node)); /* a stage says one thing at a time */
     tly_list_append(list, node);
-    atomic_store_explicit(&c->stages_say, true, memory_order_release);
+    atomic_store_explicit(&c->said.any, true, memory_order_release);
     tly_inbox_unlock(&c->inbox);
     if (first)
         tly_loop_wake(&c->loop);
@@ -142,13 +167,13 @@ void tly_stage_passed(struct part *p)
 {
     tally_comm *c = p->op->comm;
     tly_inbox_lock(&c->inbox);
-    tell(c, &c->passed, &p->node);
+    tell(c, &c->said.passed, &p->node);
 }
 
 static void explain(struct tally_op *op, const char *sentence)
 {
-    if (!op->lost[0])
-        snprintf(op->lost, sizeof op->lost, "%s", sentence);
+    if (!op->chain.lost[0])
+        snprintf(op->chain.lost, sizeof op->chain.lost, "%s", sentence);
 }
 
 void tly_stage_failed(struct part *p, int err, const char *sentence)
@@ -157,27 +182,27 @@ void tly_stage_failed(struct part *p, int err, const char *sentence)
     tly_inbox_lock(&c->inbox);
     p->err = (int16_t)err;
     explain(p->op, sentence);
-    tell(c, &c->passed, &p->node);
+    tell(c, &c->said.passed, &p->node);
 }
 
 void tly_stage_over(struct tally_op *op, enum stage_place place)
 {
     tally_comm *c = op->comm;
     tly_inbox_lock(&c->inbox);
-    tell(c, &c->over[place], &op->over[place]);
+    tell(c, &c->said.over[place], &op->chain.over[place]);
 }
 
 void tly_stage_lost(struct tally_op *op, int err, const char *sentence)
 {
     tally_comm *c = op->comm;
     tly_inbox_lock(&c->inbox);
-    if (op->lost_err) {
+    if (op->chain.lost_err) {
         tly_inbox_unlock(&c->inbox);
         return;
     }
-    op->lost_err = err;
+    op->chain.lost_err = err;
     explain(op, sentence);
-    tell(c, &c->over[STAGE_TENSOR], &op->over[STAGE_TENSOR]);
+    tell(c, &c->said.over[STAGE_TENSOR], &op->chain.over[STAGE_TENSOR]);
 }
 
 static void move(struct tly_list *from, struct tly_list *to)
@@ -189,13 +214,13 @@ static void move(struct tly_list *from, struct tly_list *to)
 
 bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *over)
 {
-    if (!atomic_load_explicit(&c->stages_say, memory_order_acquire))
+    if (!atomic_load_explicit(&c->said.any, memory_order_acquire))
         return false;
     tly_inbox_lock(&c->inbox);
-    atomic_store_explicit(&c->stages_say, false, memory_order_relaxed);
-    move(&c->passed, passed);
+    atomic_store_explicit(&c->said.any, false, memory_order_relaxed);
+    move(&c->said.passed, passed);
     for (int at = 0; at < STAGE_NET; at++)
-        move(&c->over[at], &over[at]);
+        move(&c->said.over[at], &over[at]);
     tly_inbox_unlock(&c->inbox);
     return true;
 }
@@ -204,19 +229,46 @@ struct tally_op *tly_chain_next(struct tly_list *over, int place)
 {
     if (tly_list_empty(&over[place]))
         return NULL;
-    return tly_list_entry(tly_list_take(&over[place]) - place, struct tally_op, over);
+    return tly_list_entry(tly_list_take(&over[place]) - place, struct tally_op, chain.over);
+}
+
+void tly_chain_hear_lost(struct tally_op *op, int64_t now)
+{
+    op->chain.lost_at = now;
+}
+
+int64_t tly_chain_lost_since(const struct tally_op *op, int *err)
+{
+    if (op->chain.lost_at)
+        *err = op->chain.lost_err;
+    return op->chain.lost_at;
+}
+
+const char *tly_chain_why(const struct tally_op *op)
+{
+    return op->chain.lost;
+}
+
+void tly_chain_spoil(struct tally_op *op, int err)
+{
+    op->chain.spoilt = (int16_t)err;
+}
+
+int tly_chain_spoilt(const struct tally_op *op)
+{
+    return op->chain.spoilt;
 }
 
 static void withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
-    if (!op->begun)
+    if (!op->chain.begun)
         return;
     for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
         if (has(op, at))
             tly_stage_at(at)->withdraw(c, op, over);
     tly_inbox_lock(&c->inbox);
     for (int at = 0; at < STAGE_NET; at++)
-        tly_list_remove(&op->over[at]);
+        tly_list_remove(&op->chain.over[at]);
     for (uint32_t i = 0; i < op->part_count; i++)
         tly_list_remove(&op->parts[i].node);
     tly_inbox_unlock(&c->inbox);
@@ -224,7 +276,7 @@ static void withdraw(tally_comm *c, struct tally_op *op, bool over)
 
 void tly_chain_stop(tally_comm *c, struct tally_op *op)
 {
-    op->stopped = true;
+    op->chain.stopped = true;
     withdraw(c, op, false);
 }
 
@@ -240,7 +292,7 @@ const char *tly_chain_does(const struct part *p)
     const struct stage *s = tly_stage_at(p->stage);
     if (s)
         return s->does;
-    return p->op->chain ? "waits until all other parts can be sent"
+    return p->op->chain.stages ? "waits until all other parts can be sent"
                         : "waits until earlier parts have been summed";
 }
 

@@ -40,13 +40,11 @@ static int begin(void **state)
     assert_non_null(f.c);
     assert_int_equal(tly_loop_init(&f.c->loop), 0);
     tly_inbox_init(&f.c->inbox);
-    tly_list_init(&f.c->passed);
-    for (int at = 0; at < STAGE_NET; at++)
-        tly_list_init(&f.c->over[at]);
+    tly_chain_init(&f.c->said);
     f.c->peers = &f.peer;
     strcpy(f.peer.name, "a service");
     f.op = (struct tally_op){
-        .comm = f.c, .parts = f.parts, .part_count = PARTS, .chain = 1 << STAGE_DEVICE | 1 << STAGE_CODEC};
+        .comm = f.c, .parts = f.parts, .part_count = PARTS, .chain.stages = 1 << STAGE_DEVICE | 1 << STAGE_CODEC};
     for (int i = 0; i < PARTS; i++)
         f.parts[i].op = &f.op;
     assert_int_equal(tly_chain_begin(f.c, &f.op), 0);
@@ -76,8 +74,8 @@ static void test_two_stages_end_at_once(void **state)
     assert_ptr_equal(tly_chain_next(over, STAGE_TENSOR), &f.op);
     for (int at = 0; at < STAGE_NET; at++)
         assert_null(tly_chain_next(over, at));
-    assert_int_equal(f.op.lost_err, 5);
-    assert_string_equal(f.op.lost, "one is lost");
+    assert_int_equal(f.op.chain.lost_err, 5);
+    assert_string_equal(f.op.chain.lost, "one is lost");
     assert_false(tly_chain_take(f.c, &passed, over));
 }
 
@@ -121,7 +119,7 @@ static void test_words_for_what_a_stage_has(void **state)
     f.parts[1].stage = STAGE_TEAM;
     assert_string_equal(words(),
                         "other ranks of this machine have sent their parts of it, which are not answered");
-    f.op.chain = 0;
+    f.op.chain.stages = 0;
     f.parts[1].state = PART_IDLE;
     f.parts[1].stage = STAGE_TENSOR;
     assert_string_equal(words(),

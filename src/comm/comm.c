@@ -471,9 +471,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     c->loop.epoll_fd = -1;
     tly_comm_begin(c, fail);
     tly_inbox_init(&c->inbox);
-    tly_list_init(&c->passed);
-    for (int at = 0; at < STAGE_NET; at++)
-        tly_list_init(&c->over[at]);
+    tly_chain_init(&c->said);
     tly_active_init(&c->active);
     tly_sched_init(&c->sched, 0); /* until the first epoch */
     tly_epochs_init(&c->epochs);

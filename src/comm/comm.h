@@ -101,10 +101,7 @@ struct tally_comm {
     struct tly_joining joining;
     struct tly_watched watched;
     struct tly_teams teams;
-    struct tly_list passed; /* parts of which stages have said something; inbox.lock, as the next */
-    /* Operations: those with which the stage at this place is over; at STAGE_TENSOR those with which one cannot go on. */
-    struct tly_list over[STAGE_NET];
-    atomic_bool stages_say; /* since tly_chain_take; set (release) after, under inbox.lock */
+    struct tly_said said; /* by stages */
 
     /* owner: the loop */
     struct tly_epochs epochs;

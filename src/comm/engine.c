@@ -28,29 +28,21 @@ enum { MEET_MS = 20000 };
 
 static struct tally_op *op_of(struct tly_local_op *local)
 {
-    return tly_list_entry(local, struct tally_op, local);
+    return tly_list_entry(local, struct tally_op, shared.op);
 }
 
 /* --- called by the engine, under its lock -------------------------------------------------------- */
 
 static void ended(void *user, struct tly_local_op *local, int err, const char *sentence)
 {
-    tally_comm *c = user;
     struct tally_op *op = op_of(local);
-    if (op->team)
-        tly_team_over(op, err, sentence);
-    else
-        tly_comm_end_local(c, op, err, sentence);
+    op->shared.user->ended(op, err, sentence);
 }
 
 static void divert(void *user, struct tly_local_op *local)
 {
-    tally_comm *c = user;
-    if (op_of(local)->team)
-        return; /* its home has heard of the same, and says what is wrong */
-    tly_wait_begin(&op_of(local)->wait);
-    tly_inbox_put(&c->inbox, &op_of(local)->node);
-    tly_loop_wake(&c->loop);
+    struct tally_op *op = op_of(local);
+    op->shared.user->diverted(op);
 }
 
 static void *gather(void *user, struct tly_local_op *local, const int64_t first_dims[],

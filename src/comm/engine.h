@@ -7,9 +7,61 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/event.h"
+#include "local/local.h"
 #include "tally/tally.h"
 
 struct tally_op;
+
+/* Who hears what the engine says of an operation; from any thread, under the engine's lock. */
+struct tly_engine_user {
+    bool direct; /* the submitting thread hands it over, and its caller drives the engine; else the loop does all */
+    void (*ended)(struct tally_op *op, int err, const char *sentence);
+    void (*diverted)(struct tally_op *op);
+};
+
+/* What an operation has of shared memory.  Owner: this header, engine.c, local.c and team.c, whose fields these are; the submitting thread
+ * until the operation is handed over, then the engine, of a team the loop. */
+struct tly_shared {
+    struct tly_local *engine; /* owned reference; NULL: it goes another way */
+    const struct tly_engine_user *user;
+    struct tly_local_op op;
+    bool entered; /* of a team: the engine has it */
+};
+
+/* It goes to the engine, which gets the reference when it gets the operation. */
+static inline void tly_shared_take(struct tly_shared *s, struct tly_local *engine,
+                                   const struct tly_engine_user *user)
+{
+    s->engine = engine;
+    s->user = user;
+}
+
+static inline bool tly_shared_is_direct(const struct tly_shared *s)
+{
+    return s->engine && s->user->direct;
+}
+
+static inline void tly_shared_wait(struct tly_shared *s, struct tly_event *done, int64_t deadline)
+{
+    tly_local_wait(s->engine, &s->op, done, deadline);
+}
+
+static inline void tly_shared_take_back(struct tly_shared *s)
+{
+    tly_local_take_back(s->engine, &s->op);
+}
+
+/* This rank has joined, and does it for another one's sake. */
+static inline void tly_shared_stand_in(struct tly_shared *s)
+{
+    s->op.stands_in = true;
+}
+
+static inline void tly_shared_release(struct tly_shared *s)
+{
+    tly_local_unref(s->engine);
+}
 
 /* Whom the oldest operation in shared memory waits for.  Owner: the loop. */
 struct tly_watched {
@@ -28,13 +80,13 @@ void tly_engine_tick(tally_comm *c);
 void tly_engine_finish(tally_comm *c);
 
 /* local.c */
-/* Does it go through shared memory?  ordered: it may meet operations of other kinds. */
-bool tly_comm_is_local(const struct tally_op *op, bool ordered);
-/* Fill in op->local down to the engine's own. */
+/* Does it go through shared memory, and nowhere else?  Then it is the engine's from here on.  names.lock held; it is submitted
+ * for certain.  ordered: it may meet operations of other kinds. */
+bool tly_comm_take_local(struct tally_op *op, bool ordered);
+/* Fill in what the engine is to know of it. */
 void tly_comm_describe_local(struct tally_op *op);
+/* In the submitting thread, without a lock: hand it over. */
 void tly_comm_submit_local(tally_comm *c, struct tally_op *op);
-/* The engine has ended it.  From any thread. */
-void tly_comm_end_local(tally_comm *c, struct tally_op *op, int err, const char *sentence);
 /* Operations that have ended, and their bytes. */
 void tly_comm_count(const tally_comm *c, uint64_t *ops, uint64_t *bytes);
 

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/loop.h"
 #include "comm/active.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
@@ -31,16 +32,9 @@ static void finish(tally_comm *c, struct tally_op *op)
     op->tensor = NULL;
 }
 
-bool tly_comm_is_local(const struct tally_op *op, bool ordered)
-{
-    /* What may meet another kind must at least be told of. */
-    return op->comm->local && op->comm->machines == 1 && op->group->number == 0 && op->call->collective &&
-           (op->call->local || ordered);
-}
-
 void tly_comm_describe_local(struct tally_op *op)
 {
-    struct tly_local_op *l = &op->local; /* clear, as the whole operation */
+    struct tly_local_op *l = &op->shared.op; /* clear, as the whole operation */
     l->key = op->key;
     l->spec = tly_spec_hash(&op->spec);
     l->round = op->round;
@@ -61,8 +55,9 @@ void tly_comm_describe_local(struct tally_op *op)
     l->first_dim = tly_spec_first_dim(&op->spec);
 }
 
-void tly_comm_end_local(tally_comm *c, struct tally_op *op, int err, const char *sentence)
+static void local_ended(struct tally_op *op, int err, const char *sentence)
 {
+    tally_comm *c = op->comm;
     if (err) {
         char text[TLY_SENTENCE], title[TLY_TITLE];
         snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), sentence);
@@ -74,12 +69,35 @@ void tly_comm_end_local(tally_comm *c, struct tally_op *op, int err, const char 
     tly_op_unref(op);
 }
 
+static void local_diverted(struct tally_op *op)
+{
+    tally_comm *c = op->comm;
+    tly_wait_begin(&op->wait);
+    tly_inbox_put(&c->inbox, &op->node);
+    tly_loop_wake(&c->loop);
+}
+
+static const struct tly_engine_user local_user = {
+    .direct = true, .ended = local_ended, .diverted = local_diverted};
+
+bool tly_comm_take_local(struct tally_op *op, bool ordered)
+{
+    tally_comm *c = op->comm;
+    /* What may meet another kind must at least be told of. */
+    if (!c->local || c->machines != 1 || op->group->number != 0 || !op->call->collective ||
+        !(op->call->local || ordered))
+        return false;
+    tly_shared_take(&op->shared, c->local, &local_user);
+    tly_names_count_engine_op(&c->names);
+    return true;
+}
+
 void tly_comm_submit_local(tally_comm *c, struct tally_op *op)
 {
     tly_comm_describe_local(op);
-    if (!tly_local_submit(c->local, &op->local))
+    if (!tly_local_submit(c->local, &op->shared.op))
         return;
-    op->engine = NULL;
+    op->shared.engine = NULL;
     finish(c, op);
     if (tly_completion_is_wanted(&op->completion)) {
         tly_op_set_done(op);

@@ -179,7 +179,7 @@ void tly_op_settled(tally_comm *c, struct part *p)
 static void go_in(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
-    if (tly_chain_in(c, p) && --op->away == 0)
+    if (tly_chain_in(c, p))
         tly_op_settled(c, &op->parts[0]);
 }
 
@@ -187,22 +187,23 @@ static void go_in(tally_comm *c, struct part *p)
 static void fail_job(tally_comm *c, const struct tally_op *op, int err)
 {
     char text[TLY_SENTENCE], title[TLY_TITLE];
-    snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), op->lost);
+    snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), tly_chain_why(op));
     tly_comm_fail(c, err, text);
 }
 
 struct part *tly_op_landed(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
-    if (op->spoilt && p->index == 0) { /* all had begun it when this rank took it back */
-        fail_job(c, op, op->spoilt);
+    int spoilt = tly_chain_spoilt(op);
+    if (spoilt && p->index == 0) { /* all had begun it when this rank took it back */
+        fail_job(c, op, spoilt);
         return NULL;
     }
     tly_queue_remove(p); /* it may be queued again when the answer to what was sent before comes */
     tly_part_change(p, PART_LANDED);
     tly_traffic_landed(c, p);
     op->progress.missing -= p->bytes;
-    if (op->chain)
+    if (!tly_chain_is_empty(&op->chain))
         go_in(c, p);
     if (p->index == 0 && op->call->answered) {
         int err = op->call->answered(c, op);
@@ -251,14 +252,15 @@ static int begin(tally_comm *c, struct tally_op *op)
     }
     if (err)
         return err;
-    if (op->chain && tly_chain_begin(c, op) != 0 && !op->reason && !(op->reason = strdup(tly_error())))
+    bool staged = !tly_chain_is_empty(&op->chain);
+    if (staged && tly_chain_begin(c, op) != 0 && !op->reason && !(op->reason = strdup(tly_error())))
         return -ENOMEM;
     if (op->reason) { /* home is all that hears of it */
-        op->stopped = true;
+        tly_chain_stop(c, op);
         tly_queue_cancel(c, op);
         return tly_queue_part(c, &op->parts[0]);
     }
-    return op->chain ? tly_chain_start(c, op) : queue_parts(c, op);
+    return staged ? tly_chain_start(c, op) : queue_parts(c, op);
 }
 
 void tly_op_drain(tally_comm *c)
@@ -291,34 +293,18 @@ static void fail_part(tally_comm *c, struct part *p)
     if (p->homeward) { /* the other ranks need what this one still has to push */
         if (!tly_handle_status(&op->handle)) {
             char text[TLY_SENTENCE], title[TLY_TITLE];
-            snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), op->lost);
+            snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), tly_chain_why(op));
             tly_handle_say(&op->handle, p->err, text);
         }
         go_in(c, p);
-    } else if (op->parts[0].state == PART_IDLE && (op->reason || (op->reason = strdup(op->lost)))) {
+    } else if (op->parts[0].state == PART_IDLE && (op->reason || (op->reason = strdup(tly_chain_why(op))))) {
         tly_op_cancel(c, op);
     } else if (op->reason && op->parts[0].state != PART_LANDED) {
         /* Home knows that this rank has taken it back: a verdict comes, or part 0 lands. */
-        op->spoilt = p->err;
+        tly_chain_spoil(op, p->err);
     } else {
         fail_job(c, op, p->err);
     }
-}
-
-/* The stage at this place is over with it: all parts that it has go on inward. */
-static void come_in(tally_comm *c, struct tally_op *op, int place)
-{
-    uint32_t left = op->away;
-    op->ended |= (uint8_t)(1u << place);
-    if (op->lost_at)
-        return;
-    for (uint32_t i = 0; i < op->part_count; i++)
-        if (op->parts[i].stage == place)
-            left -= tly_chain_in(c, &op->parts[i]);
-    bool all = left == 0 && op->away > 0;
-    op->away = left;
-    if (all)
-        tly_op_settled(c, &op->parts[0]);
 }
 
 void tly_op_drain_stages(tally_comm *c)
@@ -338,10 +324,11 @@ void tly_op_drain_stages(tally_comm *c)
             tly_comm_fail(c, ENOMEM, "out of memory");
     }
     while ((op = tly_chain_next(over, STAGE_TENSOR)))
-        op->lost_at = c->loop.awake;
+        tly_chain_hear_lost(op, c->loop.awake);
     for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
         while ((op = tly_chain_next(over, at)))
-            come_in(c, op, at);
+            if (tly_chain_come_in(c, op, at))
+                tly_op_settled(c, &op->parts[0]);
 }
 
 enum {
@@ -353,8 +340,10 @@ void tly_op_tick(tally_comm *c)
 {
     for (struct tally_op *op = tly_op_oldest(&c->active), *next; op; op = next) {
         next = tly_op_after(&c->active, op);
-        if (op->lost_at && c->loop.awake - op->lost_at >= EXPLAIN_MS * TLY_MS)
-            tly_op_end(c, op, op->lost_err, op->lost);
+        int err;
+        int64_t since = tly_chain_lost_since(op, &err);
+        if (since && c->loop.awake - since >= EXPLAIN_MS * TLY_MS)
+            tly_op_end(c, op, err, tly_chain_why(op));
     }
 }
 

@@ -14,11 +14,11 @@
 #include "base/list.h"
 #include "comm/active.h"
 #include "comm/chain.h"
+#include "comm/engine.h"
 #include "comm/events.h"
 #include "comm/handle.h"
 #include "comm/spec.h"
 #include "comm/tensor.h"
-#include "local/local.h"
 #include "ops/call.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
@@ -118,21 +118,8 @@ struct tally_op {
     uint32_t part_count;
     struct tly_progress progress;
     uint64_t credit;           /* its parts go out while no more than this is in flight */
-    struct tly_local *engine;  /* owned reference, if it goes through shared memory; else NULL */
-    struct tly_local_op local; /* likewise, and if its team pushes it */
-    bool team;                 /* the ranks of each machine push it together */
-    bool entered;              /* ... and the engine has it */
-    uint8_t chain;             /* stages between the tensor and the network: a bit for each place (stage.h) */
-    bool begun, stopped;  /* these have begun it; no part enters another stage, and home sends a verdict */
-    uint8_t voucher;      /* of these: the last that vouches, or 0 */
-    uint8_t ended;        /* of these: which the loop knows to be over with it, a bit for each place */
-    int16_t spoilt;       /* positive: a stage could not do a part, and home has yet to decide */
-    uint32_t due, away;   /* parts that the voucher has yet to pass; that are not back at the tensor */
-    void *own[STAGE_NET]; /* each stage's own */
-    struct tly_list over[STAGE_NET]; /* nodes of comm->over; inbox.lock, as the next two */
-    int lost_err;                    /* of a stage that cannot go on; counts unless home soon says more */
-    char lost[80];
-    int64_t lost_at; /* since when that is known; awake clock, 0: it is not */
+    struct tly_shared shared; /* what it has of shared memory */
+    struct tly_chain chain;   /* its stages */
     struct tly_wait wait;
 
     bool even;        /* of an allgather: all ranks give as much, and the output is the caller's */

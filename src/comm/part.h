@@ -30,7 +30,7 @@ struct part {
     struct tally_op *op;
     struct keep *keep;    /* landed, but the operation may not end before all ranks have it */
     struct part *next;    /* in its peer's line of admitted parts */
-    struct tly_list node; /* comm->passed; inbox.lock */
+    struct tly_list node; /* of struct tly_said; inbox.lock */
     uint8_t *landing;     /* where the result belongs */
     const uint8_t *input; /* NULL: a request */
     uint64_t place;       /* in the tensor, or in the rank's piece of it */

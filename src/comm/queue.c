@@ -40,7 +40,7 @@ static void admit(struct tly_task *task)
     struct peer *peer = &c->peers[p->owner];
     tly_part_change(p, PART_ADMITTED);
     p->next = NULL;
-    if (p->op->chain && !p->mark)
+    if (!tly_chain_is_empty(&p->op->chain) && !p->mark)
         tly_chain_admitted(p);
     tly_part_stamp(p, TLY_AT_ADMITTED);
     tly_traffic_admitted(peer);

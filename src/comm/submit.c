@@ -227,10 +227,8 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     int err = check_reduction(op);
     if (err)
         return err;
-    if (tly_comm_is_local(op, ordered)) {
-        op->engine = c->local; /* it is cut into parts only if it must go to the service after all */
-        tly_names_count_engine_op(&c->names);
-    }
+    /* It is cut into parts only if it must go to the service after all. */
+    bool local = tly_comm_take_local(op, ordered);
     if (!r->name) {
         t->unnamed = true;
         if (number)
@@ -240,7 +238,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     op->round = t->round++;
     op->sequence = tly_names_next(&c->names);
     tly_spec_seal(op);
-    if (!op->engine)
+    if (!local)
         tly_chain_choose(c, op);
     if (!r->reason)
         atomic_store_explicit(&t->busy, true, memory_order_relaxed);
@@ -296,7 +294,7 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
     tly_names_lock(&c->names);
     err = name_op(c, r, op);
     uint64_t bytes = op->bytes;
-    bool local = op->engine && !op->team;
+    bool local = tly_shared_is_direct(&op->shared);
     if (!err)
         tly_stamp(c->trace, TLY_AT_SUBMITTED, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)bytes);
     if (!err && !local) { /* before anybody can ask how far the name has come */
@@ -354,7 +352,7 @@ int tally_op_cancel(tally_op *op, const char *reason)
         tly_op_cancel(c, op);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
-    if (op->engine && !op->team)
-        tly_local_take_back(op->engine, &op->local);
+    if (tly_shared_is_direct(&op->shared))
+        tly_shared_take_back(&op->shared);
     return 0;
 }

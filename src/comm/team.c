@@ -11,7 +11,7 @@
  * The thread "tally-local" sums the inputs of the machine's ranks into the carrier's output, about a credit ahead of what has
  * been admitted (may_sum in src/local/team.c).  The sum goes on to the network (tly_team_summed → tly_stage_passed).  When the
  * result has landed, it is copied to the others (tly_local_landed).  An operation ends when all parts are in its rank's
- * output (tly_team_over) and nothing that it carries must be kept.  One that ends with an error takes its buffers back first
+ * output (team_ended) and nothing that it carries must be kept.  One that ends with an error takes its buffers back first
  * (tly_local_withdraw). */
 #include <errno.h>
 #include <stdio.h>
@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "base/list.h"
 #include "base/log.h"
+#include "comm/chain.h"
 #include "comm/comm.h"
 #include "comm/engine.h"
 #include "comm/epoch.h"
@@ -122,6 +123,21 @@ int tly_team_agree(tally_comm *c)
 
 /* --- a stage of an operation -------------------------------------------------------------------------------- */
 
+static void team_ended(struct tally_op *op, int err, const char *sentence)
+{
+    if (err)
+        tly_stage_lost(op, err, sentence);
+    else
+        tly_stage_over(op, STAGE_TEAM);
+}
+
+/* Its home has heard of the same, and says what is wrong. */
+static void team_diverted(struct tally_op *op)
+{
+}
+
+static const struct tly_engine_user team_user = {.ended = team_ended, .diverted = team_diverted};
+
 static bool team_suits(const tally_comm *c, const struct tally_op *op)
 {
     return c->teams.on && tly_call_is_sum_for_all(op->call) && op->group->number == 0 && !op->mark &&
@@ -130,14 +146,13 @@ static bool team_suits(const tally_comm *c, const struct tally_op *op)
 
 static void team_take(tally_comm *c, struct tally_op *op)
 {
-    op->engine = c->local;
-    tly_local_ref(op->engine);
+    tly_shared_take(&op->shared, c->local, &team_user);
+    tly_local_ref(c->local);
     tly_names_count_engine_op(&c->names);
-    op->team = true;
     tly_comm_describe_local(op);
-    tly_list_init(&op->local.node);
-    tly_list_init(&op->local.pieces);
-    tly_list_init(&op->local.landed);
+    tly_list_init(&op->shared.op.node);
+    tly_list_init(&op->shared.op.pieces);
+    tly_list_init(&op->shared.op.landed);
 }
 
 /* What goes to one service is carried by all ranks of a machine in turn, so that all have the same to do, and each its
@@ -158,7 +173,7 @@ static int team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
                                  .owner = tly_epoch_owner(c, op->epoch, op->key, 0, cut->pieces[0].owner),
                                  .dtype = op->dtype};
     bool backwards = tly_tensor_line_up(op);
-    op->local.priority = op->urgency; /* the engine sums in the order in which the network sends */
+    op->shared.op.priority = op->urgency; /* the engine sums in the order in which the network sends */
     uint64_t place = 0;
     /* Who carries what is the same on all ranks; in which order each sends it need not be. */
     for (uint32_t i = 0; i < cut->count; i++) {
@@ -187,9 +202,9 @@ static int team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
                 .dtype = op->dtype,
                 .root = (uint32_t)c->size - 1,
                 .scaled = true,
-                .shard = {.op = &op->local, .place = place, .length = length}};
+                .shard = {.op = &op->shared.op, .place = place, .length = length}};
             tly_list_init(&p->shard.node);
-            tly_list_append(backwards ? op->local.pieces.next : &op->local.pieces, &p->shard.node);
+            tly_list_append(backwards ? op->shared.op.pieces.next : &op->shared.op.pieces, &p->shard.node);
             mine++;
         }
         p->input = op->input + place;
@@ -197,14 +212,14 @@ static int team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
         place += length;
     }
     free(turn);
-    op->local.parts = cut->count;
+    op->shared.op.parts = cut->count;
     tly_progress_begin(&op->progress, 1 + mine); /* the roll call and ours */
     return 0;
 }
 
 static int team_begin(tally_comm *c, struct tally_op *op)
 {
-    op->local.ahead = op->credit;
+    op->shared.op.ahead = op->credit;
     return 0;
 }
 
@@ -215,17 +230,17 @@ static int team_ready(tally_comm *c, struct part *p)
     struct tally_op *op = p->op;
     if (p->index > 0)
         return 0;
-    op->local.input = op->parts[1].input;
-    op->local.output = op->parts[1].landing;
-    op->entered = true;
-    tly_local_enter(op->engine, &op->local);
+    op->shared.op.input = op->parts[1].input;
+    op->shared.op.output = op->parts[1].landing;
+    op->shared.entered = true;
+    tly_local_enter(op->shared.engine, &op->shared.op);
     return 1;
 }
 
 static void team_admitted(struct part *p)
 {
     if (team_carries(p))
-        tly_local_sent(p->op->engine, &p->shard);
+        tly_local_sent(p->op->shared.engine, &p->shard);
 }
 
 /* The engine copies it to the others.  That all have come here it says of the operation. */
@@ -233,7 +248,7 @@ static bool team_landed(tally_comm *c, struct part *p)
 {
     if (p->index == 0)
         return true;
-    tly_local_landed(p->op->engine, &p->shard);
+    tly_local_landed(p->op->shared.engine, &p->shard);
     return false;
 }
 
@@ -241,17 +256,17 @@ static void team_withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
     if (!over)
         return;       /* the others of the team end it when they hear of it from home */
-    if (!op->entered) /* the others' rounds there end when all posts have come */
-        tly_local_enter(op->engine, &op->local);
-    op->entered = true;
-    if (!(op->ended >> STAGE_TEAM & 1)) /* the engine may be at it, if only to say that it is over */
-        tly_local_withdraw(op->engine, &op->local);
+    if (!op->shared.entered) /* the others' rounds there end when all posts have come */
+        tly_local_enter(op->shared.engine, &op->shared.op);
+    op->shared.entered = true;
+    if (!tly_chain_has_ended(&op->chain, STAGE_TEAM)) /* the engine may be at it, if only to say that it is over */
+        tly_local_withdraw(op->shared.engine, &op->shared.op);
     for (uint32_t i = 0; i < op->part_count; i++)
         if (team_carries(&op->parts[i]))
-            tly_local_sent(op->engine, &op->parts[i].shard);
-    if (op->local.borrowed)
-        tly_pool_free(op->local.borrowed);
-    op->local.borrowed = NULL;
+            tly_local_sent(op->shared.engine, &op->parts[i].shard);
+    if (op->shared.op.borrowed)
+        tly_pool_free(op->shared.op.borrowed);
+    op->shared.op.borrowed = NULL;
 }
 
 const struct stage tly_stage_team = {
@@ -271,14 +286,6 @@ const struct stage tly_stage_team = {
 void tly_team_summed(void *comm, struct tly_local_piece *piece)
 {
     struct part *p = part_of(piece);
-    p->input = p->landing = p->op->local.sums + p->place;
+    p->input = p->landing = p->op->shared.op.sums + p->place;
     tly_stage_passed(p);
-}
-
-void tly_team_over(struct tally_op *op, int err, const char *sentence)
-{
-    if (err)
-        tly_stage_lost(op, err, sentence);
-    else
-        tly_stage_over(op, STAGE_TEAM);
 }

@@ -26,7 +26,6 @@ void tly_team_finish(tally_comm *c);
 int tly_team_agree(tally_comm *c);
 /* The engine's callbacks; from any thread. */
 void tly_team_summed(void *comm, struct tly_local_piece *piece);
-void tly_team_over(struct tally_op *op, int err, const char *sentence);
 
 /* May there be teams? */
 static inline bool tly_teams_are_listed(const struct tly_teams *t)

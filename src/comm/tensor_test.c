@@ -123,10 +123,10 @@ static void test_a_team_sums_by_urgency(void **state)
                           .tensor = tly_tensor_get(c, tly_comm_all(c), TALLY_PUSH_PULL, 0, names[0]),
                           .priority = -3,
                           .epoch = &epoch};
-    tly_list_init(&op.local.pieces);
+    tly_list_init(&op.shared.op.pieces);
     assert_int_equal(tly_stage_team.cut(c, &op, &cut), 0);
     assert_int_equal(op.urgency, -1);
-    assert_int_equal(op.local.priority, -1);
+    assert_int_equal(op.shared.op.priority, -1);
     free(op.parts);
 }
 

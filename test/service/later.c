@@ -1,6 +1,6 @@
 /* later.c - see later.h.
  *
- * A stage keeps for each operation (op->own) memory in which it hands parts on, and for each part where its result belonged
+ * A stage keeps for each operation (tly_chain_own) memory in which it hands parts on, and for each part where its result belonged
  * before.  What is to be done waits in `items`; the thread takes any of these. */
 #include "later.h"
 
@@ -44,9 +44,14 @@ struct later later_device = {.place = STAGE_DEVICE,
                             .more = PTHREAD_COND_INITIALIZER,
                             .idle = PTHREAD_COND_INITIALIZER};
 
+static struct work *work_of(const struct later *l, struct tally_op *op)
+{
+    return *tly_chain_own(&op->chain, l->place);
+}
+
 static struct slot *slot_of(const struct later *l, const struct part *p)
 {
-    struct work *w = p->op->own[l->place];
+    struct work *w = work_of(l, p->op);
     return &w->slot[p->index];
 }
 
@@ -178,7 +183,7 @@ static bool suits(const struct later *l, const struct tally_op *op)
 static int begin(struct later *l, struct tally_op *op)
 {
     atomic_fetch_add(&l->begun, 1);
-    struct work *w = op->own[l->place] = calloc(1, sizeof *w + op->part_count * sizeof *w->slot);
+    struct work *w = *tly_chain_own(&op->chain, l->place) = calloc(1, sizeof *w + op->part_count * sizeof *w->slot);
     CHECK(w && (w->out = malloc(op->bytes)) && (w->in = malloc(op->bytes)));
     if (atomic_load(&l->fail_begin) >= 0 && atomic_fetch_sub(&l->fail_begin, 1) == 0)
         return tly_fail(EIO, "the stage cannot begin");
@@ -187,7 +192,7 @@ static int begin(struct later *l, struct tally_op *op)
 
 static int ready(struct later *l, struct part *p)
 {
-    struct work *w = p->op->own[l->place];
+    struct work *w = work_of(l, p->op);
     CHECK(!w->stopped);
     if (!p->length && atomic_load(&l->held) != LATER_FIRST)
         return 1;
@@ -198,7 +203,7 @@ static int ready(struct later *l, struct part *p)
 
 static bool landed(struct later *l, struct part *p)
 {
-    CHECK(!((struct work *)p->op->own[l->place])->stopped);
+    CHECK(!work_of(l, p->op)->stopped);
     if (!slot_of(l, p)->length)
         return true;
     add(l, p, true);
@@ -214,7 +219,7 @@ static void withdraw(struct later *l, struct tally_op *op, bool over)
     while (l->busy == op)
         pthread_cond_wait(&l->idle, &l->lock);
     pthread_mutex_unlock(&l->lock);
-    struct work *w = op->own[l->place];
+    struct work *w = work_of(l, op);
     w->stopped = true;
     if (!over)
         return;
@@ -223,7 +228,7 @@ static void withdraw(struct later *l, struct tally_op *op, bool over)
     free(w->out);
     free(w->in);
     free(w);
-    op->own[l->place] = NULL;
+    *tly_chain_own(&op->chain, l->place) = NULL;
     atomic_fetch_add(&l->ended, 1);
 }
 
