@@ -5,8 +5,8 @@
  * (tly_op_cancel).  From then on no part enters another stage.
  *
  * part->stage is the stage that has the part; STAGE_TENSOR before it sets out, and once its result is back.  What a stage
- * says from another thread goes into the communicator's struct tly_said, under inbox.lock, and the loop takes it from there (op.c).
- * `due` counts the parts that a vouching stage is not done with: part 0 sets out when there are none. */
+ * says from another thread goes into comm->said, under inbox.lock, and the loop takes it from there (op.c).  `due` counts
+ * the parts that the stage is not done with after which part 0 sets out (last_voucher): it does when there are none. */
 #include <stdio.h>
 
 #include "base/check.h"
@@ -32,10 +32,14 @@ static bool has(const struct tally_op *op, int place)
 
 void tly_chain_choose(tally_comm *c, struct tally_op *op)
 {
-    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !op->call->answered; at++) {
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !op->call->message; at++) {
         const struct stage *s = tly_stage_at(at);
         if (!s || !s->suits(c, op))
             continue;
+        if (s->alone && !op->chain.stages) {
+            s->alone(c, op);
+            return;
+        }
         op->chain.stages |= (uint8_t)(1u << at);
         if (s->take)
             s->take(c, op);
@@ -50,14 +54,24 @@ int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
     return 1;
 }
 
-/* The last stage that vouches; 0: none does. */
+/* Part 0 of pieces is no part of the tensor, and passes by the stage at this place. */
+static bool passes_by(const struct part *p, int at)
+{
+    return p == p->op->parts && p->op->call->pieces && at != STAGE_NET && !tly_stage_at(at)->shared;
+}
+
+/* The stage that is to be done with all other parts before part 0 sets out: the last that vouches, or the one before a shared
+ * stage.  0: there is none. */
 static int last_voucher(const struct tally_op *op)
 {
-    int last = 0;
-    bool shared = false;
-    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !shared; at++) {
-        last = has(op, at) && tly_stage_at(at)->vouches ? at : last;
-        shared = has(op, at) && tly_stage_at(at)->shared;
+    int last = 0, before = 0;
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET; at++) {
+        if (!has(op, at))
+            continue;
+        if (tly_stage_at(at)->shared)
+            return before;
+        before = at;
+        last = tly_stage_at(at)->vouches ? at : last;
     }
     return last;
 }
@@ -66,6 +80,7 @@ int tly_chain_begin(tally_comm *c, struct tally_op *op)
 {
     int err = 0;
     op->chain.begun = true;
+    op->chain.later = op->call->answered && op->part_count == 1;
     for (int at = 0; at < STAGE_NET; at++)
         tly_list_init(&op->chain.over[at]);
     for (uint32_t i = 0; i < op->part_count; i++)
@@ -83,14 +98,36 @@ int tly_chain_begin(tally_comm *c, struct tally_op *op)
     return err;
 }
 
+int tly_chain_more(tally_comm *c, struct tally_op *op)
+{
+    for (uint32_t i = 0; i < op->part_count; i++)
+        tly_list_init(&op->parts[i].node);
+    op->chain.cut = true;
+    op->chain.voucher = 0;
+    op->chain.away = op->part_count - 1;
+    if (op->chain.away)
+        tly_progress_await_more(&op->progress); /* until all are back */
+    int err = 0;
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !err; at++)
+        if (has(op, at) && tly_stage_at(at)->more)
+            err = tly_stage_at(at)->more(c, op);
+    return err;
+}
+
+bool tly_chain_has_more(const struct tally_op *op)
+{
+    return op->chain.cut;
+}
+
 int tly_chain_out(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
     int at = p->stage, done = !op->chain.stopped;
     while (done == 1) {
         bool vouched = at && at == op->chain.voucher && p != op->parts;
-        for (at++; !has(op, at);)
+        do
             at++;
+        while (!has(op, at) || (!op->chain.later && passes_by(p, at)));
         p->stage = (uint8_t)at;
         done = tly_stage_at(at)->ready(c, p);
         if (vouched && --op->chain.due == 0 && done >= 0) {
@@ -119,7 +156,7 @@ static bool chain_inward(tally_comm *c, struct part *p)
     p->homeward = true;
     for (int at = p->stage - 1; at > STAGE_TENSOR; at--) {
         p->stage = (uint8_t)at;
-        if (has(op, at) && !tly_stage_at(at)->landed(c, p))
+        if (has(op, at) && !passes_by(p, at) && !tly_stage_at(at)->landed(c, p))
             return false;
     }
     p->stage = STAGE_TENSOR;
@@ -274,6 +311,12 @@ static void withdraw(tally_comm *c, struct tally_op *op, bool over)
     tly_inbox_unlock(&c->inbox);
 }
 
+bool tly_chain_takes_back(tally_comm *c, struct tally_op *op)
+{
+    const struct stage *s = tly_stage_at(op->parts[0].stage);
+    return s && s->take_back && s->take_back(c, op);
+}
+
 void tly_chain_stop(tally_comm *c, struct tally_op *op)
 {
     op->chain.stopped = true;
@@ -293,7 +336,7 @@ const char *tly_chain_does(const struct part *p)
     if (s)
         return s->does;
     return p->op->chain.stages ? "waits until all other parts can be sent"
-                        : "waits until earlier parts have been summed";
+                               : "waits until earlier parts have been summed";
 }
 
 bool tly_chain_holds(const struct part *p)

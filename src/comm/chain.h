@@ -16,18 +16,19 @@ struct part;
 struct tally_op;
 
 /* The places of stages, from the tensor outward (stage.h). */
-enum stage_place { STAGE_TENSOR, STAGE_DEVICE, STAGE_TEAM, STAGE_CODEC, STAGE_NET };
+enum stage_place { STAGE_TENSOR, STAGE_DEVICE, STAGE_ENGINE, STAGE_TEAM, STAGE_CODEC, STAGE_NET };
 
 /* Of an operation.  Owner: chain.c, whose fields these are: the submitting thread until the operation is in the inbox, then the
  * loop, but for `over`, `lost_err` and `lost`: inbox.lock. */
 struct tly_chain {
-    uint8_t stages;                  /* between the tensor and the network: a bit for each place */
-    bool begun, stopped;             /* they have begun it; no part enters another stage, and home sends a verdict */
-    uint8_t voucher;                 /* of these: the last that vouches, or 0 */
-    uint8_t ended;                   /* of these: which the loop knows to be over with it, a bit for each place */
-    int16_t spoilt;                  /* positive: a stage could not do a part, and home has yet to decide */
-    uint32_t due, away;              /* parts that the voucher has yet to pass; that are not back at the tensor */
-    void *own[STAGE_NET];            /* each stage's own */
+    uint8_t stages;       /* between the tensor and the network: a bit for each place */
+    bool later, cut;      /* its parts are cut once part 0 is answered; they have been */
+    bool begun, stopped;  /* they have begun it; no part enters another stage, and home sends a verdict */
+    uint8_t voucher;      /* of these: the last that vouches, or 0 */
+    uint8_t ended;        /* of these: which the loop knows to be over with it, a bit for each place */
+    int16_t spoilt;       /* positive: a stage could not do a part, and home has yet to decide */
+    uint32_t due, away;   /* parts that the voucher has yet to pass; that are not back at the tensor */
+    void *own[STAGE_NET]; /* each stage's own */
     struct tly_list over[STAGE_NET]; /* nodes of the communicator's lists */
     int lost_err;                    /* of a stage that cannot go on; counts unless home soon says more */
     char lost[80];
@@ -62,12 +63,16 @@ static inline bool tly_chain_has_ended(const struct tly_chain *ch, enum stage_pl
     return ch->ended >> place & 1;
 }
 
-/* names.lock held. */
+/* Which stages it has; names.lock held, and it is submitted for certain. */
 void tly_chain_choose(tally_comm *c, struct tally_op *op);
 /* In the loop; names.lock held.  Cut a whole tensor as one of its stages wants it.  1: none does; -ENOMEM. */
 int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct cut *cut);
 /* -errno, with a sentence. */
 int tly_chain_begin(tally_comm *c, struct tally_op *op);
+/* The answer to part 0 is in place, and the other parts have been cut by it.  -ENOMEM. */
+int tly_chain_more(tally_comm *c, struct tally_op *op);
+/* Has it?  Then a stage that fails fails this rank's operation alone, and the part goes on as it is. */
+bool tly_chain_has_more(const struct tally_op *op);
 /* Hand out all parts.  -ENOMEM. */
 int tly_chain_start(tally_comm *c, struct tally_op *op);
 /* The part goes on from where it is, outward.  -ENOMEM. */
@@ -93,6 +98,9 @@ const char *tly_chain_why(const struct tally_op *op);
 void tly_chain_spoil(struct tally_op *op, int err);
 /* The same err, or 0. */
 int tly_chain_spoilt(const struct tally_op *op);
+/* This rank takes the operation back.  True: the stage that has part 0 can have it back, and says what comes of it: the part
+ * passes, or the stage is over. */
+bool tly_chain_takes_back(tally_comm *c, struct tally_op *op);
 /* This rank takes the operation back, and home will send a verdict: no stage but the network goes on with it.  A loss that
  * a stage has told and nobody has heard is forgotten, as are later ones: the verdict ends the operation. */
 void tly_chain_stop(tally_comm *c, struct tally_op *op);

@@ -10,6 +10,7 @@
 #include "comm/part.h"
 #include "comm/peer.h"
 #include "comm/stage.h"
+#include "ops/call.h"
 
 #include <cmocka.h>
 
@@ -25,6 +26,8 @@ static void withdraw(tally_comm *c, struct tally_op *op, bool over)
 }
 
 static const struct stage idle = {.does = "is held by a test", .begin = nothing, .withdraw = withdraw};
+
+static const struct tly_call whole = {.function = "of the test's"};
 
 static struct {
     tally_comm *c;
@@ -43,8 +46,11 @@ static int begin(void **state)
     tly_chain_init(&f.c->said);
     f.c->peers = &f.peer;
     strcpy(f.peer.name, "a service");
-    f.op = (struct tally_op){
-        .comm = f.c, .parts = f.parts, .part_count = PARTS, .chain.stages = 1 << STAGE_DEVICE | 1 << STAGE_CODEC};
+    f.op = (struct tally_op){.comm = f.c,
+                             .call = &whole,
+                             .parts = f.parts,
+                             .part_count = PARTS,
+                             .chain.stages = 1 << STAGE_DEVICE | 1 << STAGE_CODEC};
     for (int i = 0; i < PARTS; i++)
         f.parts[i].op = &f.op;
     assert_int_equal(tly_chain_begin(f.c, &f.op), 0);

@@ -31,6 +31,7 @@
 #include "comm/peer.h"
 #include "comm/queue.h"
 #include "comm/report.h"
+#include "comm/stage.h"
 #include "comm/submit.h"
 #include "comm/team.h"
 #include "comm/tensor.h"
@@ -542,6 +543,7 @@ int tally_comm_close(tally_comm *c)
     bool local = c->local && c->machines == 1;
     if (local)
         tly_local_drain(c->local, deadline);
+    local &= !tly_stage_follows(STAGE_ENGINE); /* else the loop may have some for the engine */
     if (local && !tly_comm_failed(c))
         tly_local_leave(c->local);
     tly_loop_lock(&c->loop);
@@ -551,7 +553,7 @@ int tally_comm_close(tally_comm *c)
     if (busy)
         tly_comm_wait_idle(c, deadline);
     if (c->local && !local && !tly_comm_failed(c))
-        tly_local_leave(c->local); /* a team's operations had to end first */
+        tly_local_leave(c->local); /* operations of the loop's had to end first */
 
     tly_loop_lock(&c->loop);
     if (c->local)

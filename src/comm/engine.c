@@ -48,7 +48,9 @@ static void divert(void *user, struct tly_local_op *local)
 static void *gather(void *user, struct tly_local_op *local, const int64_t first_dims[],
                     const uint64_t bytes[])
 {
-    return local->call->gathered(op_of(local), first_dims, bytes);
+    struct tally_op *op = op_of(local);
+    void *to = local->call->gathered(op, first_dims, bytes);
+    return to && op->shared.result ? op->shared.result : to;
 }
 
 /* The loop fails us: the engine's lock is held here, and it would be taken again. */

@@ -15,18 +15,21 @@ struct tally_op;
 
 /* Who hears what the engine says of an operation; from any thread, under the engine's lock. */
 struct tly_engine_user {
-    bool direct; /* the submitting thread hands it over, and its caller drives the engine; else the loop does all */
+    bool
+        direct; /* the submitting thread hands it over, and its caller drives the engine; else the loop does all */
     void (*ended)(struct tally_op *op, int err, const char *sentence);
     void (*diverted)(struct tally_op *op);
 };
 
-/* What an operation has of shared memory.  Owner: this header, engine.c, local.c and team.c, whose fields these are; the submitting thread
- * until the operation is handed over, then the engine, of a team the loop. */
+/* What an operation has of shared memory.  The fields are those of this header, engine.c, local.c and team.c.  Owner: the
+ * submitting thread until the operation is handed over, then the engine; of a stage's the loop. */
 struct tly_shared {
     struct tly_local *engine; /* owned reference; NULL: it goes another way */
     const struct tly_engine_user *user;
     struct tly_local_op op;
-    bool entered; /* of a team: the engine has it */
+    bool entered;    /* a stage has given it to the engine */
+    bool mute;       /* ... as a mark, of which nothing is to be heard */
+    uint8_t *result; /* owned: of an allgather, where a stage has the memory for its pieces; else NULL */
 };
 
 /* It goes to the engine, which gets the reference when it gets the operation. */
@@ -80,9 +83,6 @@ void tly_engine_tick(tally_comm *c);
 void tly_engine_finish(tally_comm *c);
 
 /* local.c */
-/* Does it go through shared memory, and nowhere else?  Then it is the engine's from here on.  names.lock held; it is submitted
- * for certain.  ordered: it may meet operations of other kinds. */
-bool tly_comm_take_local(struct tally_op *op, bool ordered);
 /* Fill in what the engine is to know of it. */
 void tly_comm_describe_local(struct tally_op *op);
 /* In the submitting thread, without a lock: hand it over. */

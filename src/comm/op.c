@@ -208,6 +208,8 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
     if (p->index == 0 && op->call->answered) {
         int err = op->call->answered(c, op);
         p = &op->parts[0];
+        if (err > 0 && !tly_chain_is_empty(&op->chain) && tly_chain_more(c, op) != 0)
+            err = -ENOMEM;
         if (err > 0)
             err = queue_parts(c, op);
         if (err) {
@@ -226,6 +228,8 @@ void tly_op_cancel(tally_comm *c, struct tally_op *op)
 {
     struct part *p = &op->parts[0];
     bool waits = p->state == PART_IDLE; /* in some stage, or not set out */
+    if (waits && tly_chain_takes_back(c, op))
+        return;
     if (waits)
         tly_chain_stop(c, op);
     tly_queue_cancel(c, op);
@@ -260,7 +264,10 @@ static int begin(tally_comm *c, struct tally_op *op)
         tly_queue_cancel(c, op);
         return tly_queue_part(c, &op->parts[0]);
     }
-    return staged ? tly_chain_start(c, op) : queue_parts(c, op);
+    if (!staged)
+        return queue_parts(c, op);
+    op->progress.queued = op->part_count;
+    return tly_chain_start(c, op);
 }
 
 void tly_op_drain(tally_comm *c)
@@ -286,17 +293,45 @@ void tly_op_drain(tally_comm *c)
     }
 }
 
+/* In the direction in which it goes. */
+static void go_on(tally_comm *c, struct part *p)
+{
+    struct tally_op *op = p->op;
+    if (op->reason && op->parts[0].state == PART_IDLE) /* it has come back (tly_chain_takes_back) */
+        tly_op_cancel(c, op);
+    else if (p->homeward)
+        go_in(c, p);
+    else if (tly_chain_out(c, p) != 0)
+        tly_comm_fail(c, ENOMEM, "out of memory");
+}
+
+/* The stage at this place is over with it.  Parts that have gone no farther have their result from there. */
+static void turn_back(tally_comm *c, struct tally_op *op, int place)
+{
+    for (uint32_t i = 0; i < op->part_count; i++) {
+        struct part *p = &op->parts[i];
+        if (p->stage != place || p->state != PART_IDLE)
+            continue;
+        tly_part_change(p, PART_LANDED);
+        op->progress.missing -= p->bytes;
+        op->progress.left--;
+    }
+    if (tly_chain_come_in(c, op, place))
+        tly_op_settled(c, &op->parts[0]);
+}
+
 /* A stage could not do its work on a part. */
 static void fail_part(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
-    if (p->homeward) { /* the other ranks need what this one still has to push */
+    if (p->homeward || tly_chain_has_more(op)) { /* the other ranks need what this one still has to push */
         if (!tly_handle_status(&op->handle)) {
             char text[TLY_SENTENCE], title[TLY_TITLE];
             snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), tly_chain_why(op));
             tly_handle_say(&op->handle, p->err, text);
         }
-        go_in(c, p);
+        p->err = 0;
+        go_on(c, p);
     } else if (op->parts[0].state == PART_IDLE && (op->reason || (op->reason = strdup(tly_chain_why(op))))) {
         tly_op_cancel(c, op);
     } else if (op->reason && op->parts[0].state != PART_LANDED) {
@@ -318,17 +353,14 @@ void tly_op_drain_stages(tally_comm *c)
         struct part *p = tly_list_entry(tly_list_take(&passed), struct part, node);
         if (p->err)
             fail_part(c, p);
-        else if (p->homeward)
-            go_in(c, p);
-        else if (tly_chain_out(c, p) != 0)
-            tly_comm_fail(c, ENOMEM, "out of memory");
+        else
+            go_on(c, p);
     }
     while ((op = tly_chain_next(over, STAGE_TENSOR)))
         tly_chain_hear_lost(op, c->loop.awake);
     for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
         while ((op = tly_chain_next(over, at)))
-            if (tly_chain_come_in(c, op, at))
-                tly_op_settled(c, &op->parts[0]);
+            turn_back(c, op, at);
 }
 
 enum {

@@ -117,7 +117,7 @@ struct tally_op {
     struct part *parts;  /* owned */
     uint32_t part_count;
     struct tly_progress progress;
-    uint64_t credit;           /* its parts go out while no more than this is in flight */
+    uint64_t credit;          /* its parts go out while no more than this is in flight */
     struct tly_shared shared; /* what it has of shared memory */
     struct tly_chain chain;   /* its stages */
     struct tly_wait wait;

@@ -13,7 +13,8 @@
  *
  * Debug and sanitizer builds assert each transition.
  *
- * Parts of a team that another rank carries are LANDED from the beginning (team_cut). */
+ * Parts of a team that another rank carries are LANDED from the beginning (team_cut).  Where all ranks share one machine, those
+ * of an operation that has a stage go from IDLE to LANDED (turn_back in op.c). */
 #include "comm/part.h"
 
 #include "base/check.h"
@@ -22,7 +23,7 @@
 
 /* The states that may follow each. */
 static const unsigned follows[] = {
-    [PART_IDLE] = BIT(PART_QUEUED) | BIT(PART_IDLE),
+    [PART_IDLE] = BIT(PART_QUEUED) | BIT(PART_LANDED) | BIT(PART_IDLE),
     [PART_QUEUED] = BIT(PART_ADMITTED) | BIT(PART_LANDED) | BIT(PART_DOUBTED) | BIT(PART_IDLE),
     [PART_ADMITTED] =
         BIT(PART_SENT) | BIT(PART_QUEUED) | BIT(PART_LANDED) | BIT(PART_DOUBTED) | BIT(PART_IDLE),

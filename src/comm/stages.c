@@ -5,6 +5,7 @@
 #include "comm/stage.h"
 
 static const struct stage *stages[] = {[STAGE_DEVICE] = NULL,
+                                       [STAGE_ENGINE] = &tly_stage_engine,
                                        [STAGE_TEAM] = &tly_stage_team,
                                        [STAGE_CODEC] = NULL,
                                        [STAGE_NET] = &tly_stage_net};
@@ -12,6 +13,14 @@ static const struct stage *stages[] = {[STAGE_DEVICE] = NULL,
 const struct stage *tly_stage_at(int place)
 {
     return stages[place];
+}
+
+bool tly_stage_follows(int place)
+{
+    while (--place > STAGE_TENSOR)
+        if (stages[place])
+            return true;
+    return false;
 }
 
 int tly_stage_register(enum stage_place place, const struct stage *s)

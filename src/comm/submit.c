@@ -227,8 +227,6 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     int err = check_reduction(op);
     if (err)
         return err;
-    /* It is cut into parts only if it must go to the service after all. */
-    bool local = tly_comm_take_local(op, ordered);
     if (!r->name) {
         t->unnamed = true;
         if (number)
@@ -238,8 +236,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     op->round = t->round++;
     op->sequence = tly_names_next(&c->names);
     tly_spec_seal(op);
-    if (!local)
-        tly_chain_choose(c, op);
+    tly_chain_choose(c, op);
     if (!r->reason)
         atomic_store_explicit(&t->busy, true, memory_order_relaxed);
     return 0;

@@ -187,6 +187,7 @@ static int team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
                            .index = i + 1,
                            .place = place,
                            .length = length,
+                           .result_length = length,
                            .dtype = op->dtype};
         if (g->ranks[c->machine] == (uint32_t)c->rank) {
             *p = (struct part){
@@ -255,11 +256,12 @@ static bool team_landed(tally_comm *c, struct part *p)
 static void team_withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
     if (!over)
-        return;       /* the others of the team end it when they hear of it from home */
+        return;              /* the others of the team end it when they hear of it from home */
     if (!op->shared.entered) /* the others' rounds there end when all posts have come */
         tly_local_enter(op->shared.engine, &op->shared.op);
     op->shared.entered = true;
-    if (!tly_chain_has_ended(&op->chain, STAGE_TEAM)) /* the engine may be at it, if only to say that it is over */
+    if (!tly_chain_has_ended(&op->chain,
+                             STAGE_TEAM)) /* the engine may be at it, if only to say that it is over */
         tly_local_withdraw(op->shared.engine, &op->shared.op);
     for (uint32_t i = 0; i < op->part_count; i++)
         if (team_carries(&op->parts[i]))

@@ -5,7 +5,11 @@
  * been sent, so team.c sums no more than the loop can soon send.  To withdraw an operation the loop takes the engine's
  * lock.
  *
- * Only the holder of the communicator's loop calls these. */
+ * Only the holder of the communicator's loop calls these.  It also brings in, and withdraws, what has gone through a stage
+ * before where all ranks share the machine. */
+#include <time.h>
+
+#include "base/clock.h"
 #include "local/drive.h"
 #include "local/posts.h"
 #include "local/way.h"
@@ -80,16 +84,28 @@ void tly_local_blocked(struct tly_local *l, bool blocked)
         tly_local_call_own(l);
 }
 
+/* The others' rounds end when all posts have come.  Of a team they end by what the network says, too.  Else they wait for this
+ * post: what has no room in the ring waits for room. */
+static void post_mark(struct tly_local *l, struct tly_local_op *op)
+{
+    const struct timespec moment = {.tv_nsec = TLY_MS};
+    while (op->held && !op->meeting && !atomic_load(&l->failed) && !atomic_load(&l->own->left)) {
+        op->mark = true;
+        tly_posts_send(l);
+        if (op->parts || !op->held || op->meeting)
+            return;
+        pthread_mutex_unlock(&l->lock);
+        nanosleep(&moment, NULL);
+        pthread_mutex_lock(&l->lock);
+    }
+}
+
 void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op)
 {
     atomic_fetch_add(&l->claims, 1); /* who has the lock may have much to do */
     pthread_mutex_lock(&l->lock);
     atomic_fetch_sub(&l->claims, 1);
-    if (op->held && !op->meeting &&
-        !atomic_load(&l->failed)) { /* the others' rounds end when all posts have come */
-        op->mark = true;
-        tly_posts_send(l);
-    }
+    post_mark(l, op);
     pthread_mutex_lock(&l->inbox_lock);
     for (struct tly_list *n = l->landed.next, *next; n != &l->landed; n = next) {
         next = n->next;

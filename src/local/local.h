@@ -143,15 +143,17 @@ void tly_local_fail(struct tly_local *l, int err, const char *sentence);
 bool tly_local_submit(struct tly_local *l, struct tly_local_op *op);
 /* Those that have ended here and now, and their bytes. */
 void tly_local_count(const struct tly_local *l, uint64_t *ops, uint64_t *bytes);
-/* Of a team, from its user's loop: begin, without doing any of it in this thread; a piece has landed. */
+/* From its user's loop, which has a reference for it: begin, without doing any of it in this thread. */
 void tly_local_enter(struct tly_local *l, struct tly_local_op *op);
+/* Of a team, likewise: a piece has landed. */
 void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece);
 /* The same, one call at a time: a piece that was summed is on its way, or will never be: there is room for another.
  * Nothing if that has been said. */
 void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece);
 /* Some of what waits to be sent waits for other ranks: meanwhile nothing is held back for its sake. */
 void tly_local_blocked(struct tly_local *l, bool blocked);
-/* End it whatever it has come to, if it has not ended: nobody reads or writes its buffers when this returns. */
+/* Of what has entered: end it whatever it has come to, if it has not ended: nobody reads or writes its buffers when this
+ * returns, and the other ranks have its post. */
 void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op);
 /* Not of a team: this rank wants it no more.  It is given back (`divert`) on all ranks, unless all have submitted it: then
  * it ends by itself. */

@@ -1,7 +1,10 @@
 /* later.c - see later.h.
  *
  * A stage keeps for each operation (tly_chain_own) memory in which it hands parts on, and for each part where its result belonged
- * before.  What is to be done waits in `items`; the thread takes any of these. */
+ * before.  What is to be done waits in `items`; the thread takes any of these.
+ *
+ * Parts of a whole tensor lie in one memory, at their places, and so does the input of an allgather; other parts have each their
+ * own. */
 #include "later.h"
 
 #include <errno.h>
@@ -16,16 +19,18 @@ struct job_item {
     bool back;
 };
 
-/* The memory of an operation: a part's lies at its place. */
 struct work {
-    uint8_t *out, *in; /* owned */
+    uint8_t *out, *in; /* owned: of a whole tensor, or, the first, of an allgather's input */
+    bool prepared;     /* that is there */
     bool stopped;      /* no part comes any more */
     struct slot {
-        uint8_t *landing;     /* where the result belongs */
-        const uint8_t *input; /* as it came */
-        uint32_t length;      /* bytes of both */
-        uint8_t *out, *in;    /* borrowed */
-    } slot[];
+        uint8_t *landing;       /* where the result belongs */
+        const uint8_t *input;   /* as it came */
+        uint32_t given, wanted; /* bytes of each that the stage has to do */
+        uint8_t *out, *in;      /* borrowed */
+        uint8_t *own;           /* owned: the memory for both, or NULL */
+    } * slot;                   /* owned: for each part */
+    uint32_t slots;
 };
 
 struct later later_device = {.place = STAGE_DEVICE,
@@ -57,41 +62,53 @@ static struct slot *slot_of(const struct later *l, const struct part *p)
 
 /* --- the thread ---------------------------------------------------------------------------------- */
 
+/* Does it stand for a whole piece, whose parts are not cut yet? */
+static bool prepares(const struct part *p)
+{
+    return p->index == 0 && p->op->call->pieces && p->op->bytes && p->op->part_count == 1;
+}
+
 static void go_out(struct later *l, struct part *p)
 {
+    struct work *w = work_of(l, p->op);
     struct slot *s = slot_of(l, p);
-    if (!s->length)
-        return;
-    if (l->narrows) {
-        for (uint32_t i = 0; i < s->length / 8; i++)
+    if (s->given && l->narrows) {
+        for (uint32_t i = 0; i < s->given / 8; i++)
             ((int32_t *)(void *)s->out)[i] = (int32_t)((const int64_t *)(const void *)s->input)[i];
         p->length /= 2;
         p->result_length /= 2;
         p->dtype = TALLY_INT32;
         atomic_fetch_add(&l->changed, 1);
-    } else {
-        memcpy(s->out, s->input, s->length);
+    } else if (prepares(p)) {
+        memcpy(w->out, p->op->input, p->op->bytes);
+        p->op->input = w->out;
+        w->prepared = true;
+    } else if (s->given) {
+        memcpy(s->out, s->input, s->given);
     }
-    p->input = s->out;
-    p->landing = s->in;
-    atomic_fetch_add(&l->out, 1);
+    if (s->given)
+        p->input = s->out;
+    if (s->wanted)
+        p->landing = s->in;
+    if (s->given || s->wanted)
+        atomic_fetch_add(&l->out, 1);
 }
 
 static void come_in(struct later *l, struct part *p)
 {
     struct slot *s = slot_of(l, p);
     if (l->narrows)
-        for (uint32_t i = 0; i < s->length / 8; i++)
+        for (uint32_t i = 0; i < s->wanted / 8; i++)
             ((int64_t *)(void *)s->landing)[i] = ((const int32_t *)(const void *)s->in)[i];
     else
-        memcpy(s->landing, s->in, s->length);
+        memcpy(s->landing, s->in, s->wanted);
     atomic_fetch_add(&l->in, 1);
 }
 
 static bool fails(atomic_int *request, const struct part *p)
 {
     int wanted = (int)p->index;
-    return wanted && atomic_compare_exchange_strong(request, &wanted, -1);
+    return atomic_compare_exchange_strong(request, &wanted, -1);
 }
 
 static bool may_do(const struct later *l, const struct job_item *item)
@@ -134,6 +151,8 @@ static void *work(void *arg)
             come_in(l, item.part);
         else if (!failed)
             go_out(l, item.part);
+        else if (!item.back)
+            slot_of(l, item.part)->wanted = 0; /* it lands where it belongs */
         pthread_mutex_lock(&l->lock);
         if (failed) /* still under the lock: withdraw() waits for what is said, too */
             tly_stage_failed(item.part, EIO, "the stage fails on request");
@@ -175,16 +194,23 @@ void later_hold(struct later *l, enum later_hold what)
 
 static bool suits(const struct later *l, const struct tally_op *op)
 {
-    if (op->kind == TALLY_ALLGATHER)
-        return atomic_load(&l->suits_gathers);
-    return op->kind == TALLY_PUSH_PULL && op->dtype == TALLY_INT64 && !op->mark && op->bytes >= LATER_LEAST;
+    if (op->mark || op->dtype != TALLY_INT64)
+        return false;
+    return atomic_load(&l->suits_all) || (op->kind == TALLY_PUSH_PULL && op->bytes >= LATER_LEAST);
 }
 
 static int begin(struct later *l, struct tally_op *op)
 {
     atomic_fetch_add(&l->begun, 1);
-    struct work *w = *tly_chain_own(&op->chain, l->place) = calloc(1, sizeof *w + op->part_count * sizeof *w->slot);
-    CHECK(w && (w->out = malloc(op->bytes)) && (w->in = malloc(op->bytes)));
+    struct work *w = *tly_chain_own(&op->chain, l->place) = calloc(1, sizeof *w);
+    CHECK(w && (w->slot = calloc(op->part_count, sizeof *w->slot)));
+    w->slots = op->part_count;
+    if (!op->call->pieces || op->kind == TALLY_ALLGATHER)
+        CHECK((w->out = malloc(op->bytes + 1)) && (w->in = malloc(op->bytes + 1)));
+    if (op->kind == TALLY_ALLGATHER && op->part_count > 1) {
+        memcpy(w->out, op->input, op->bytes);
+        w->prepared = true;
+    }
     if (atomic_load(&l->fail_begin) >= 0 && atomic_fetch_sub(&l->fail_begin, 1) == 0)
         return tly_fail(EIO, "the stage cannot begin");
     return 0;
@@ -193,18 +219,45 @@ static int begin(struct later *l, struct tally_op *op)
 static int ready(struct later *l, struct part *p)
 {
     struct work *w = work_of(l, p->op);
+    struct slot *s = slot_of(l, p);
+    uint32_t given = p->input ? p->length : 0, wanted = p->result_length;
     CHECK(!w->stopped);
-    if (!p->length && atomic_load(&l->held) != LATER_FIRST)
+    if (prepares(p))
+        given = wanted = 0;
+    else if (!given && !wanted && atomic_load(&l->held) != LATER_FIRST)
         return 1;
-    w->slot[p->index] = (struct slot){p->landing, p->input, p->length, w->out + p->place, w->in + p->place};
+    *s = (struct slot){.landing = p->landing, .input = p->input, .given = given, .wanted = wanted};
+    if (!p->op->call->pieces) {
+        s->out = w->out + p->place;
+        s->in = w->in + p->place;
+    } else if (given || wanted) {
+        CHECK((s->own = malloc(given + wanted)));
+        s->out = s->own;
+        s->in = s->own + given;
+    }
+    if (w->prepared && given) {
+        s->given = 0;
+        p->input = w->out + p->place;
+    }
     add(l, p, false);
+    return 0;
+}
+
+static int more(struct later *l, struct tally_op *op)
+{
+    struct work *w = work_of(l, op);
+    w->slot = realloc(w->slot, op->part_count * sizeof *w->slot);
+    CHECK(w->slot);
+    memset(w->slot + 1, 0, (op->part_count - 1) * sizeof *w->slot);
+    w->slots = op->part_count;
+    atomic_fetch_add(&l->recut, 1);
     return 0;
 }
 
 static bool landed(struct later *l, struct part *p)
 {
     CHECK(!work_of(l, p->op)->stopped);
-    if (!slot_of(l, p)->length)
+    if (!slot_of(l, p)->wanted)
         return true;
     add(l, p, true);
     return false;
@@ -223,8 +276,13 @@ static void withdraw(struct later *l, struct tally_op *op, bool over)
     w->stopped = true;
     if (!over)
         return;
-    memset(w->out, 0x5a, op->bytes); /* whoever still reads it gets what is not there */
-    memset(w->in, 0x5a, op->bytes);
+    if (w->out) { /* whoever still reads it gets what is not there */
+        memset(w->out, 0x5a, op->bytes);
+        memset(w->in, 0x5a, op->bytes);
+    }
+    for (uint32_t i = 0; i < w->slots; i++)
+        free(w->slot[i].own);
+    free(w->slot);
     free(w->out);
     free(w->in);
     free(w);
@@ -240,6 +298,10 @@ static void withdraw(struct later *l, struct tally_op *op, bool over)
     static int name##_begin(tally_comm *c, struct tally_op *op) \
     { \
         return begin(&(later), op); \
+    } \
+    static int name##_more(tally_comm *c, struct tally_op *op) \
+    { \
+        return more(&(later), op); \
     } \
     static int name##_ready(tally_comm *c, struct part *p) \
     { \
@@ -258,6 +320,7 @@ static void withdraw(struct later *l, struct tally_op *op, bool over)
         .vouches = may_vouch, \
         .suits = name##_suits, \
         .begin = name##_begin, \
+        .more = name##_more, \
         .ready = name##_ready, \
         .landed = name##_landed, \
         .withdraw = name##_withdraw};

@@ -19,9 +19,9 @@ struct later {
     /* requests; -1: none */
     atomic_int fail_begin, fail_out, fail_in; /* the n-th operation from now on; part of it */
     atomic_int held;                          /* enum later_hold */
-    atomic_bool suits_gathers;                /* it would have parts of these, too */
+    atomic_bool suits_all;                    /* int64 of any operation and length */
     /* what it has done */
-    atomic_int out, in, disordered, begun, ended, changed;
+    atomic_int out, in, disordered, begun, ended, changed, recut;
     /* its own */
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t more, idle;

@@ -1,5 +1,5 @@
 /* stages_test.c - stages between a tensor and the network (comm/stage.h): whatever one does, when, and in which order, sums
- * are right, and what fails fails on all ranks.  The stages are later.c's. */
+ * are right, and what fails fails on all ranks.  The stages are later.c's.  stages_all_test.c has the other operations. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -25,16 +25,31 @@ enum {
 struct board {
     atomic_int stage, steps;
     bool device, codec;
+    bool alike; /* all ranks share one machine: no codec has a part unless the operation is diverted */
+    int only;   /* the only rank that has the stages; -1: all have */
     bool drops; /* services have too little memory */
     bool early; /* a rank takes an operation back before it hears that all have begun it */
 };
 
-static const int pairs[] = {0, 0, 1, 1};
+static const int pairs[] = {0, 0, 1, 1}, together[] = {0, 0, 0, 0};
 
-static tally_comm *join(const struct board *b)
+/* Where the ranks of a job are, and the tallyd beside them. */
+static const struct layout {
+    int ranks, tallyds;
+    const int *machine;
+} layouts[] = {{2, 0}, {2, 1}, {4, 0, pairs}, {4, 1, pairs}, {3, 0, together}};
+enum { LAYOUTS = sizeof layouts / sizeof *layouts };
+
+/* Has this rank the stages? */
+static bool staged(const struct board *b, int rank)
+{
+    return b->only < 0 || rank == b->only;
+}
+
+static tally_comm *join(const struct board *b, int rank)
 {
     tally_comm *c;
-    later_use(b->device, b->codec);
+    later_use(b->device && staged(b, rank), b->codec && staged(b, rank));
     CHECK(tally_comm_open(NULL, &c) == 0);
     return c;
 }
@@ -87,11 +102,12 @@ static int leave(tally_comm *c, const struct board *b)
         fprintf(stderr, "%s\n", why);
     CHECK(tally_comm_status(c, NULL) == 0);
     job_barrier(c);
+    bool has = staged(b, tally_comm_rank(c));
     CHECK(tally_comm_close(c) == 0);
     CHECK(later_device.begun == later_device.ended && later_codec.begun == later_codec.ended);
     CHECK(!later_device.count && !later_codec.count);
-    CHECK(!b->device || (later_device.out > 0 && later_device.disordered > 0));
-    CHECK(!b->codec || later_codec.changed > 0);
+    CHECK(!b->device || !has || (later_device.out > 0 && later_device.disordered > 0));
+    CHECK(!b->codec || !has || b->alike || later_codec.changed > 0);
     return 0;
 }
 
@@ -99,6 +115,7 @@ static void run(struct job *j, struct board *b, bool device, bool codec)
 {
     b->device = device;
     b->codec = codec;
+    b->alike = j->machine == together;
     atomic_store(&b->stage, 0);
     j->arg = b;
     j->settings[0] = PART;
@@ -128,7 +145,7 @@ static unsigned long long slots_dropped(tally_comm *c)
 static int sums(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join(b);
+    tally_comm *c = join(b, rank);
     int step = 0;
     for (; step < STEPS; step++)
         take_step(c, step);
@@ -147,12 +164,15 @@ static int sums(int rank, void *arg)
 static void test_sums(void **state)
 {
     struct board *b = job_shared(sizeof *b);
-    for (int i = 1; i < 8; i++) {
-        struct job j = {.ranks = 2, .tallyds = i % 4 == 3, .main = sums};
-        if (i & 4) {
+    for (int i = 1; i < 12; i++) {
+        struct job j = {.ranks = 2, .tallyds = i % 8 == 3, .main = sums};
+        if (!(i & 3))
+            continue;
+        if (i & 12) {
             j.ranks = 4;
-            j.machine = pairs;
+            j.machine = i & 8 ? together : pairs;
         }
+        b->only = -1;
         run(&j, b, i & 1, i & 2);
         end(&j);
     }
@@ -162,6 +182,7 @@ static void test_sums(void **state)
 static void test_asked_again(void **state)
 {
     struct board *b = job_shared(sizeof *b);
+    b->only = -1;
     for (int i = 0; i < 2; i++) {
         struct job j = {.ranks = i ? 4 : 3, .tallyds = 1, .main = sums, .machine = i ? pairs : NULL};
         j.settings[1] = "TALLY_MEMORY=1K";
@@ -178,7 +199,7 @@ static void test_asked_again(void **state)
 static int sums_on_and_on(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join(b);
+    tally_comm *c = join(b, rank);
     int8_t all = 0;
     for (int step = 0; !all; step++) {
         int8_t over = atomic_load(&b->stage) == 2;
@@ -196,6 +217,7 @@ static int sums_on_and_on(int rank, void *arg)
 static void test_redo(void **state)
 {
     struct board *b = job_shared(sizeof *b);
+    b->only = -1;
     for (int i = 0; i < 2; i++) {
         struct job j = {
             .ranks = i ? 4 : 2, .tallyds = 2, .main = sums_on_and_on, .machine = i ? pairs : NULL};
@@ -232,7 +254,7 @@ static void fail_one(tally_comm *c, const char *name, const char *sentence)
 static int stage_fails(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join(b);
+    tally_comm *c = join(b, rank);
     for (int part = 1; part < 28; part += UNDER_SANITIZER ? 9 : 3) {
         if (rank == 1)
             atomic_store(&later_device.fail_out, part);
@@ -250,7 +272,7 @@ static int stage_fails(int rank, void *arg)
 static int stage_fails_inward(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join(b);
+    tally_comm *c = join(b, rank);
     for (int part = 1; part < 28; part += 9) {
         if (rank == 1) {
             atomic_store(&later_device.fail_in, part);
@@ -263,13 +285,15 @@ static int stage_fails_inward(int rank, void *arg)
     return leave(c, b);
 }
 
+/* Everywhere; and where one rank alone has a stage, before the team or the engine. */
 static void run_all(int (*main)(int rank, void *arg))
 {
     struct board *b = job_shared(sizeof *b);
-    for (int i = 0; i < 4; i++) {
-        struct job j = {
-            .ranks = i / 2 ? 4 : 2, .tallyds = i % 2, .main = main, .machine = i / 2 ? pairs : NULL};
-        run(&j, b, true, i % 2);
+    for (int i = 0; i < 2 * LAYOUTS; i++) {
+        const struct layout *l = &layouts[i % LAYOUTS];
+        struct job j = {.ranks = l->ranks, .tallyds = l->tallyds, .main = main, .machine = l->machine};
+        b->only = i < LAYOUTS ? -1 : 1;
+        run(&j, b, true, b->only < 0 && i % 2);
         end(&j);
     }
 }
@@ -298,11 +322,11 @@ static void await_begun(const struct later *l, int operations)
 static int cancelled(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join(b);
+    tally_comm *c = join(b, rank);
     int last = tally_comm_size(c) - 1;
     for (int round = 0; round < STEPS; round++) {
         int who = round % (last + 1);
-        bool held = round % 3 != 0;
+        bool held = round % 3 != 0 && staged(b, who);
         if (rank == who && held)
             later_hold(&later_device, LATER_ALL);
         int before = later_device.begun;
@@ -327,7 +351,7 @@ static int cancelled(int rank, void *arg)
 static int refused(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join(b);
+    tally_comm *c = join(b, rank);
     for (int round = 0; round < STEPS; round++) {
         char name[16];
         snprintf(name, sizeof name, "bad%d", round);
@@ -367,7 +391,7 @@ static void await_work(atomic_int *done, int before, int parts)
 static int cancelled_between(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join(b);
+    tally_comm *c = join(b, rank);
     struct later *l = b->codec ? &later_codec : &later_device;
     int size = tally_comm_size(c);
     for (int round = 0; round < 3 * STEPS; round++) {
@@ -393,8 +417,10 @@ static int cancelled_between(int rank, void *arg)
 static void test_cancelled_between(void **state)
 {
     struct board *b = job_shared(sizeof *b);
-    for (int i = 0; i < 4; i++) {
-        struct job j = {.ranks = i / 2 ? 4 : 2, .main = cancelled_between, .machine = i / 2 ? pairs : NULL};
+    b->only = -1;
+    for (int i = 0; i < 5; i++) {
+        const struct layout *l = &layouts[i / 2 * 2]; /* no codec has parts where all share one machine */
+        struct job j = {.ranks = l->ranks, .main = cancelled_between, .machine = l->machine};
         run(&j, b, true, i % 2);
         end(&j);
     }
@@ -430,7 +456,7 @@ static void fail_and_cancel(tally_comm *c, tally_op *op, int part)
 static int cancelled_and_failed(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join(b);
+    tally_comm *c = join(b, rank);
     for (int round = 0; round < STEPS; round++) {
         tally_op *op;
         if (rank == 1) {
@@ -461,7 +487,7 @@ static int cancelled_and_failed(int rank, void *arg)
 static int cancelled_too_late(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join(b);
+    tally_comm *c = join(b, rank);
     const char *why;
     tally_op *op;
     if (rank == 1) {
@@ -491,6 +517,7 @@ static int cancelled_too_late(int rank, void *arg)
 static void test_cancelled_and_failed(void **state)
 {
     struct board *b = job_shared(sizeof *b);
+    b->only = -1;
     for (int i = 0; i < 3; i++) {
         struct job j = {.ranks = 2, .main = i ? cancelled_too_late : cancelled_and_failed};
         b->early = i == 2;
@@ -504,7 +531,7 @@ static void test_cancelled_and_failed(void **state)
 static int codec_fails(int rank, void *arg)
 {
     struct board *b = arg;
-    tally_comm *c = join(b);
+    tally_comm *c = join(b, rank);
     const char *why;
     int err = 0;
     take_step(c, 0);
@@ -529,46 +556,9 @@ static int codec_fails(int rank, void *arg)
 static void test_stage_behind_a_team_fails(void **state)
 {
     struct board *b = job_shared(sizeof *b);
+    b->only = -1;
     struct job j = {.ranks = 4, .main = codec_fails, .machine = pairs};
     run(&j, b, false, true);
-    end(&j);
-}
-
-/* --- what has no stages -------------------------------------------------------------------------- */
-
-/* The parts of an allgather move: it has no stages, whatever these would like. */
-static int gathers(int rank, void *arg)
-{
-    struct board *b = arg;
-    tally_comm *c = join(b);
-    static int64_t x[2 * COUNT];
-    atomic_store(&later_device.suits_gathers, true);
-    atomic_store(&later_codec.suits_gathers, true);
-    for (int step = 0; step < STEPS; step++) {
-        tally_op *op;
-        const void *data;
-        const int64_t *counts;
-        size_t bytes;
-        for (int i = 0; i < 2 * COUNT; i++)
-            x[i] = value(rank, step, 0, i);
-        CHECK(tally_allgather(c, "g", x, (size_t)(rank + 1) * COUNT / 2, TALLY_INT64, NULL, &op) == 0);
-        CHECK(tally_op_wait(op, -1) == 0);
-        CHECK(tally_op_gathered(op, &data, &bytes, &counts) == 0);
-        const int64_t *all = data;
-        for (int r = 0; r < tally_comm_size(c); r++)
-            for (int i = 0; i < (r + 1) * COUNT / 2; i++)
-                CHECK(*all++ == value(r, step, 0, i));
-        tally_op_free(op);
-        take_step(c, step);
-    }
-    return leave(c, b);
-}
-
-static void test_gathers(void **state)
-{
-    struct board *b = job_shared(sizeof *b);
-    struct job j = {.ranks = 4, .main = gathers, .machine = pairs};
-    run(&j, b, true, true);
     end(&j);
 }
 
@@ -585,7 +575,6 @@ int main(void)
         cmocka_unit_test(test_cancelled_between),
         cmocka_unit_test(test_cancelled_and_failed),
         cmocka_unit_test(test_stage_behind_a_team_fails),
-        cmocka_unit_test(test_gathers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
