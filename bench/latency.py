@@ -30,7 +30,7 @@ def measure(arguments):
 
     import tally
     import tally.torch as hvd
-    from tally import _core
+    from tally import _job
 
     hvd.init()
     dist.init_process_group("gloo")
@@ -39,7 +39,7 @@ def measure(arguments):
 
     def through_c(count):
         times = (ctypes.c_double * count)()
-        status = library.bench_latency(_core._comm, count, times)
+        status = library.bench_latency(_job.own.comm, count, times)
         if status:
             raise SystemExit("bench_latency: %s" % os.strerror(-status))
         return list(times)

@@ -23,7 +23,7 @@ import torch
 
 import tally
 import tally.torch as hvd
-from tally import _core, _lib
+from tally import _lib, _operations
 
 
 def measure(call, batches, length, settle=lambda results: None):
@@ -45,12 +45,12 @@ def without_library():
     """Within it the C function that submits does nothing, through the same conversion of arguments."""
     real = _lib.lib.tally_push_pull
     empty = ctypes.PYFUNCTYPE(real.restype, *real.argtypes)(("getpagesize", ctypes.PyDLL(None)))
-    defaults = _core.push_pull.__defaults__
-    _core.push_pull.__defaults__ = tuple(empty if value is real else value for value in defaults)
+    defaults = _operations.push_pull.__defaults__
+    _operations.push_pull.__defaults__ = tuple(empty if value is real else value for value in defaults)
     try:
         yield
     finally:
-        _core.push_pull.__defaults__ = defaults
+        _operations.push_pull.__defaults__ = defaults
 
 
 def forget(handles):

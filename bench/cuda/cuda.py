@@ -42,7 +42,7 @@ def timed(call):
 def ways(length):
     """{way: a call}, and the tensor that two of them work on."""
     import tally.torch
-    from tally._core import Call
+    from tally._calls import Call
     from tally.torch import device
 
     x = torch.ones(length // 4, device="cuda")

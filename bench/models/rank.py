@@ -175,7 +175,7 @@ class Own(System):
                 self.names[p], self.priorities[p] = self.prefix + name, -layer.index if self.urgent else 0
                 listed.append((self.names[p], 4 * p.numel()))
                 p.register_post_accumulate_grad_hook(self.ready)
-        _core.plan([name for name, _ in reversed(listed)], [size for _, size in reversed(listed)], _core.USER)
+        _job.plan([name for name, _ in reversed(listed)], [size for _, size in reversed(listed)], _calls.USER)
 
     def ready(self, p):
         name = self.names[p]
@@ -183,7 +183,7 @@ class Own(System):
             self.pending[p] = hvd.allreduce_async_(p.grad, name=name, priority=self.priorities[p])
         else:
             self.submitted.setdefault(name, time.perf_counter())  # of the first step; ended is, too
-            call = _core.Call(name, hvd.Average, priority=self.priorities[p],
+            call = _calls.Call(name, hvd.Average, priority=self.priorities[p],
                               then=lambda _: self.ended.setdefault(name, time.perf_counter()))
             self.pending[p] = reduce(call, p.grad, p.grad)
 
@@ -248,7 +248,7 @@ class Dear(System):
         if not bucket["left"]:
             bucket["left"] = bucket["count"]
             flat, shard = bucket["flat"], bucket["shard"]
-            bucket["pending"] = _core.reduce_scatter(_core.Call(bucket["name"], hvd.Average), flat.data_ptr(), shard.data_ptr(),
+            bucket["pending"] = _operations.reduce_scatter(_calls.Call(bucket["name"], hvd.Average), flat.data_ptr(), shard.data_ptr(),
                                                      [shard.numel()] * hvd.size(), 0, (flat, shard))
 
     def done(self):
@@ -256,7 +256,7 @@ class Dear(System):
             bucket["pending"].wait()
         for bucket in reversed(self.buckets):
             flat, shard = bucket["flat"], bucket["shard"]
-            bucket["pending"] = _core.allgather_into(_core.Call(bucket["name"] + ".all"), shard.data_ptr(), flat.data_ptr(),
+            bucket["pending"] = _operations.allgather_into(_calls.Call(bucket["name"] + ".all"), shard.data_ptr(), flat.data_ptr(),
                                                      shard.numel(), 0, (shard.numel(),), (flat, shard))
         self.due = set(self.place)
 
@@ -371,7 +371,7 @@ def turn(task, cell, system, rank, ranks, option, barrier):
 
 
 def main():
-    global hvd, _core, reduce, dist, DistributedDataParallel
+    global hvd, _calls, _job, _operations, reduce, dist, DistributedDataParallel
     with open(sys.argv[1], encoding="utf-8") as file:
         task = Task(**json.load(file))
     torch.set_num_threads(1)
@@ -383,7 +383,7 @@ def main():
         rank, ranks, barrier = dist.get_rank(), dist.get_world_size(), dist.barrier
     else:
         import tally.torch as hvd
-        from tally import _core
+
         from tally.torch.calls import reduce
 
         hvd.init()

@@ -13,8 +13,10 @@ SPDX-License-Identifier: Apache-2.0
 
 from . import _lib
 from ._array import alloc, push_pull, push_pull_async
-from ._core import (Error, NotInitializedError, Operation, Reduction, barrier, init, is_initialized, local_rank,
-                    local_size, machine, machine_count, rank, report, service_count, shutdown, size)
+from ._calls import Reduction
+from ._errors import Error, NotInitializedError
+from ._job import init, is_initialized, local_rank, local_size, machine, machine_count, rank, report, service_count, shutdown, size
+from ._operations import Operation, barrier
 
 Average, Sum, Min, Max, Product = (Reduction.Average, Reduction.Sum, Reduction.Min, Reduction.Max,
                                    Reduction.Product)

@@ -1,6 +1,6 @@
 """push_pull for arrays of any library.
 
-Finds an array's memory by NumPy's array interface, DLPack or the buffer protocol, and hands it to `_core`.
+Finds an array's memory by NumPy's array interface, DLPack or the buffer protocol, and hands it to `_operations`.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -9,8 +9,9 @@ import ctypes
 import sys
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 
-from . import _core
-from ._core import USER, Call, Reduction
+from . import _calls, _memory, _operations
+from ._calls import USER, Call, Reduction
+from ._job import own, unusable
 from ._lib import DTYPE_CODES, DTYPE_NAMES, PUSH_PULL
 
 # Libraries whose arrays must not be written, whatever their exports say.
@@ -166,14 +167,14 @@ def alloc(shape, dtype="float32"):
     count = 1
     for extent in shape:
         count *= extent
-    memory = _core.alloc(count * dtype.itemsize)
+    memory = _memory.alloc(count * dtype.itemsize)
     return numpy.frombuffer(memory, dtype=dtype, count=count).reshape(shape)
 
 
 def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, prescale_factor=1.0, postscale_factor=1.0):
     """Start a push_pull and return its Operation.  Its wait() returns the same as push_pull()."""
-    if _core._comm is None:
-        raise _core._unusable()
+    if own.comm is None:
+        raise unusable()
     if type(op) is not Reduction:
         op = Reduction(op)
     try:
@@ -214,14 +215,14 @@ def push_pull_async(array, name=None, op=Reduction.Average, *, priority=0, presc
                 memory[...] = packed
                 return done
     except Exception as reason:
-        _core.refuse(PUSH_PULL, Call(name, space=USER), reason)
+        _calls.refuse(PUSH_PULL, Call(name, space=USER), reason)
         raise
     op = int(op)  # its hash costs less than that of an enumeration's member
     if finish is None:
-        call = _core.reducing(name, op, None, priority, prescale_factor, postscale_factor, USER)
+        call = _calls.reducing(name, op, None, priority, prescale_factor, postscale_factor, USER)
     else:
         call = Call(name, op, None, priority, prescale_factor, postscale_factor, USER, finish=finish)
-    return _core.push_pull(call, source, target, view.count, view.dtype, view.shape, keep, result)
+    return _operations.push_pull(call, source, target, view.count, view.dtype, view.shape, keep, result)
 
 
 def push_pull(array, name=None, op=Reduction.Average, *, priority=0, prescale_factor=1.0, postscale_factor=1.0):

@@ -174,7 +174,7 @@ static void say_shadow(const struct tly_run_options *o)
         return;
     if (script)
         *strrchr(script, '/') = '\0';
-    snprintf(path, sizeof path, "%s/tally/_core.py", folder);
+    snprintf(path, sizeof path, "%s/tally/_lib.py", folder);
     bool ours = access(path, F_OK) == 0;
     for (int i = 0; i < 2 && !ours; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, modules[i]);

@@ -1,6 +1,6 @@
-"""The rooms of python/tally/torch: a room imports the modules that all share and, of other rooms, those that the docstring of
-its __init__.py allows ("Uses crossing, group.").  The docstring lists the room's files.  patches.py alone takes private names
-of PyTorch and replaces functions of it."""
+"""The modules of python/tally import only those before them (MODULES).  The rooms of python/tally/torch: a room imports the
+modules that all share and, of other rooms, those that the docstring of its __init__.py allows ("Uses crossing, group.").  The
+docstring lists the room's files.  patches.py alone takes private names of PyTorch and replaces functions of it."""
 
 import ast
 import re
@@ -8,6 +8,8 @@ import re
 import pytest
 from tree import ROOT, files
 
+MODULES = ("_address", "_where", "_lib", "_leaving", "_errors", "_waits", "_events", "_job", "_memory", "_calls", "_operations",
+           "_array")
 TORCH = ROOT / "python" / "tally" / "torch"
 ROOMS = sorted(path.parent.name for path in files("python/tally/torch/*/__init__.py"))
 SHARED = {"calls", "device", "meeting", "patches", "pool", "process_sets", "steps"}  # modules that no room's files stand below
@@ -77,6 +79,13 @@ def test_shared_modules_use_no_room():
         assert sorted(used((TORCH / f"{name}.py").read_text(encoding="utf-8"), None) & set(ROOMS)) == [], name
 
 
+def test_modules_import_those_before_them():
+    paths = {path.stem: path for path in files("python/tally/*.py") if path.parent.name == "tally"}
+    assert sorted(paths) == sorted((*MODULES, "__init__"))
+    for place, name in enumerate(MODULES):
+        assert sorted(used(paths[name].read_text(encoding="utf-8"), None) - set(MODULES[:place])) == [], name
+
+
 def test_only_one_file_patches_torch():
     for path in files("python/tally/torch/*.py"):
         if path != TORCH / "patches.py":
@@ -91,9 +100,9 @@ def test_docstrings_list_all_files(room):
 
 
 def test_the_check_itself():
-    text = "from ... import _core\nfrom .. import calls, device as x\nfrom ..group.work import (a,\n    b)\n    from . import y\n"
+    text = "from ... import _job\nfrom .. import calls, device as x\nfrom ..group.work import (a,\n    b)\n    from . import y\n"
     assert used(text, "ddp") == {"calls", "device", "group"}
-    assert used("from . import calls, steps  # why\nfrom .group.work import x\nfrom .. import _core\n", None) == {"calls", "steps", "group"}
+    assert used("from . import calls, steps  # why\nfrom .group.work import x\nfrom .. import _job\n", None) == {"calls", "steps", "group"}
     text = "import torch.x as y\nfrom torch import nn\ny._a.b()\nnn.c.__doc__\nnn.d = 1\nself._e\nfrom torch._f import _g, h\nh._i"
     assert taken(text) == {"_a", "d", "_f", "_g", "_i"}
     assert allowed("x\n\nUses a, b.\n") == {"a", "b"}

@@ -539,7 +539,7 @@ def test_a_module_that_hides_the_package_is_named(tmp_path, module):
     assert tally("run", "-n", 1, "--", "true", "-m", "train", cwd=tmp_path).stderr == hides
     assert tally("run", "-n", 1, "--", "true", cwd=other).stderr == ""
     (tmp_path / "tally").mkdir(exist_ok=True)
-    (tmp_path / "tally" / "_core.py").touch()  # the package itself
+    (tmp_path / "tally" / "_lib.py").touch()  # the package itself
     if "/" in module:
         assert tally("run", "-n", 1, "--", "true", script, cwd=other).stderr == ""
 

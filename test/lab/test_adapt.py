@@ -30,7 +30,7 @@ FAR_TOO_MUCH = measured("2G")  # 40 times what the cards carry
 STEPS = """
 import array, logging, pathlib, sys, time
 import tally
-from tally import _core
+from tally import _calls, _job, _operations
 logging.basicConfig(level="INFO", format="%(message)s")
 tally.init()
 x = array.array("f", [0.0]) * 400000
@@ -39,7 +39,7 @@ wrong, stop, n, group = 0, pathlib.Path(sys.argv[1]), tally.size(), None
 if "idle" in sys.argv:
     n -= 1
     if tally.rank() < n:
-        group = _core.make_group("all but the last", range(n))
+        group = _job.make_group("all but the last", range(n))
     while tally.rank() == n and not stop.exists():
         time.sleep(0.1)
 
@@ -47,8 +47,8 @@ def address(x):
     return x.buffer_info()[0]
 
 def total(x, name):
-    call = _core.Call(name, tally.Sum, group)
-    _core.push_pull(call, address(x), address(x), len(x), FLOAT32, (len(x),)).wait()
+    call = _calls.Call(name, tally.Sum, group)
+    _operations.push_pull(call, address(x), address(x), len(x), FLOAT32, (len(x),)).wait()
     return x
 
 for step in range(100000 if tally.rank() < n else 0):
@@ -57,8 +57,8 @@ for step in range(100000 if tally.rank() < n else 0):
     due = n * (n - 1) / 2 + n * (step % 3)
     if "mixed" in sys.argv:
         part = array.array("f", [0.0]) * (len(x) // 8)
-        call = _core.Call("part", tally.Sum)
-        _core.reduce_scatter(call, address(x), address(part), [len(part)] * n, FLOAT32).wait()
+        call = _calls.Call("part", tally.Sum)
+        _operations.reduce_scatter(call, address(x), address(part), [len(part)] * n, FLOAT32).wait()
         wrong += any(part[i] != due for i in range(0, len(part), 1000))
     total(x, "x")
     wrong += any(x[i] != due for i in range(0, len(x), 1000))

@@ -461,7 +461,7 @@ def test_a_copy_back_that_fails(three):
 
 def test_chunks_that_end_at_once():
     """One of two fails, and before the other is taken back it has ended."""
-    from tally._core import Call
+    from tally._calls import Call
     from tally.torch import device
     ended = []
     both = device.Transfer(Call(then=ended.append), None, 2, [], None)

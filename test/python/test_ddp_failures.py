@@ -163,7 +163,7 @@ def test_a_first_rank_that_has_another_job(monkeypatch):
     store.set_timeout(datetime.timedelta(seconds=2))
     for rank, here, word in ((0, True, "is rank 0 of 2 for Tally"), (1, False, "rank 0 cannot open the job: .* is rank 0 of 2")):
         for name, value in (("is_initialized", here), ("rank", 0), ("size", 2)):
-            monkeypatch.setattr(join._core, name, lambda value=value: value)
+            monkeypatch.setattr(join._job, name, lambda value=value: value)
         with pytest.raises(ValueError, match=word):
             join.join(store, ranks, rank)
 

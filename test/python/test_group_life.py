@@ -358,13 +358,13 @@ def test_the_jobs_time_out(tmp_path, backend, env, file, expected):
         import torch.distributed as dist
         import tally.torch
         from tally.torch.meeting import join_default
-        init = tally._core.init
+        init = tally._job.init
 
         def look(settings=None):
             print("said:", settings.get("TALLY_TIMEOUT"))
             init(settings)
 
-        tally._core.init = look
+        tally._job.init = look
         dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=1,
                                 timeout=datetime.timedelta(hours=2))
         join_default()

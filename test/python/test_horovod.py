@@ -390,7 +390,8 @@ def test_a_sparse_sum_that_ends_at_once(monkeypatch, fails):
     import threading
 
     import torch
-    from tally._core import GRADIENT, Call, Error
+    from tally._calls import GRADIENT, Call
+    from tally._errors import Error
     from tally.torch import calls
     from tally.torch.horovod import sparse
 
@@ -590,23 +591,23 @@ def test_elastic_run_gives_up(monkeypatch):
     """A rank does not come back: init() says so, and so does run()."""
     from types import SimpleNamespace
 
-    from tally import _core
+    from tally import _errors, _job
     t = hvd()
     starts = []
 
     def init():
         starts.append(1)
         if len(starts) == 2:
-            raise _core.Error("rank 1 is missing", 110)
+            raise _errors.Error("rank 1 is missing", 110)
 
     @t.elastic.run
     def train(state):
-        raise _core.Error("rank 1 has died", 104)
+        raise _errors.Error("rank 1 has died", 104)
 
-    monkeypatch.setattr(_core, "init", init)
-    monkeypatch.setattr(_core, "shutdown", lambda: None)
+    monkeypatch.setattr(_job, "init", init)
+    monkeypatch.setattr(_job, "shutdown", lambda: None)
     state = SimpleNamespace(sync=lambda: None, restore=lambda: None, on_reset=lambda: None)
-    assert "missing" in fails(_core.Error, lambda: train(state)) and len(starts) == 2
+    assert "missing" in fails(_errors.Error, lambda: train(state)) and len(starts) == 2
 
 
 # --- torch's default device --------------------------------------------------------------------------------------

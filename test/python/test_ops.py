@@ -347,13 +347,13 @@ def named():
             assert re.match(said, sentence) and ("alltoall" in said or re.search(line + "$", sentence)), sentence
         else:
             assert re.fullmatch(said + differ, sentence), sentence
-    from tally import _core
+    from tally import _errors
     for made_up, said in (("'sparse.noname.0.rows': x", "sparse_allreduce no. 1: x"),
                           ("'alltoall.noname.2.splits' has waited", "alltoall no. 3 has waited"),
                           ("'device.noname.4[1]': x", "call no. 4: x"), ("'a.reducescatter': x", "'a': x"),
                           ("'/frozen' has waited", "the step of DistributedOptimizer has waited"),
                           ("'1:/frozen': x", "the step of DistributedOptimizer 1: x"), ("'a.rows': x", "'a.rows': x")):
-        assert _core.explain(made_up) == said
+        assert _errors.explain(made_up) == said
     refused = torch.ones(2, dtype=torch.complex64) if t.rank() == 1 else torch.ones(2)
     sentence = fails(TypeError if t.rank() == 1 else RuntimeError, lambda: t.allreduce(refused, name="refused"))
     assert t.rank() == 1 or re.search("rank 1.*" + line + line + "$", sentence), sentence

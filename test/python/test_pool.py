@@ -163,7 +163,7 @@ def no_place(how):
     """Whether the gradients are right, and which are in the pool: where a parameter has become smaller, or where an earlier
     gradient is kept and there is no memory for another place."""
     import torch
-    from tally import _core
+    from tally import _memory
     t = hvd()
     plain = torch.nn.Linear(4, 4)
     optimizer = t.DistributedOptimizer(torch.optim.SGD(plain.parameters(), lr=0.0), plain.named_parameters())
@@ -181,7 +181,7 @@ def no_place(how):
             raise MemoryError("no memory")
         with pytest.MonkeyPatch.context() as patch:
             if t.rank() == 0:
-                patch.setattr(_core, "alloc", refuse)
+                patch.setattr(_memory, "alloc", refuse)
             step()
     else:
         del kept

@@ -61,18 +61,18 @@ def test_alone():
 def test_a_taken_port_names_its_holder():
     status, output = python("""
         import os, socket
-        from tally import _core
+        from tally import _errors, _job
         held = socket.socket()
         held.bind(("127.0.0.1", 0))
         held.listen()
         os.environ.update(RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
         try:
-            _core.listen(held.getsockname()[1])
-        except _core.Error as error:
+            _job.listen(held.getsockname()[1])
+        except _errors.Error as error:
             assert "held by process %d of " % os.getpid() in str(error) and "job night" in str(error), str(error)
         else:
             raise SystemExit("taken twice")
-        port = _core.listen(0)
+        port = _job.listen(0)
         other = socket.socket()
         try:
             other.bind(("127.0.0.1", port))
@@ -336,12 +336,12 @@ def test_no_communicator_is_closed_while_it_is_used(way):
     """An exception of one thread tells the others why, or it waits for an answer, while another thread leaves the job."""
     status, output = jobs.run(1, 0, ["-c", """
 import sys, threading, tally
-from tally import _core
+from tally import _calls, _job, _lib
 
-name, call = {"abort": ("tally_comm_abort", lambda: _core._abort("bad data")), "report": ("tally_comm_report", tally.report),
-              "plan": ("tally_plan", lambda: _core.plan(["x"], [4], _core.USER))}[sys.argv[1]]
+name, call = {"abort": ("tally_comm_abort", lambda: _job._abort("bad data")), "report": ("tally_comm_report", tally.report),
+              "plan": ("tally_plan", lambda: _job.plan(["x"], [4], _calls.USER))}[sys.argv[1]]
 begun, go_on, order = threading.Event(), threading.Event(), []
-close, use = _core.blocking.tally_comm_close, getattr(_core.blocking, name)
+close, use = _lib.blocking.tally_comm_close, getattr(_lib.blocking, name)
 
 
 def uses(comm, *arguments):
@@ -359,8 +359,8 @@ def closes(comm):
 
 
 tally.init()
-setattr(_core.blocking, name, uses)
-_core.blocking.tally_comm_close = closes
+setattr(_lib.blocking, name, uses)
+_lib.blocking.tally_comm_close = closes
 one = threading.Thread(target=call)
 one.start()
 begun.wait()
@@ -375,9 +375,9 @@ def test_a_call_beside_shutdown():
     """Another thread has left the job when a call is about to enter the library."""
     status, output = python("""
         import threading, numpy as np, tally
-        from tally import _core
+        from tally import _calls, _operations
 
-        class Call(_core.Call):
+        class Call(_calls.Call):
             @property
             def note(self):
                 other = threading.Thread(target=tally.shutdown)
@@ -399,7 +399,7 @@ def test_a_call_beside_shutdown():
         for name, arguments in calls.items():
             tally.init()
             try:
-                getattr(_core, name)(Call(), *arguments)
+                getattr(_operations, name)(Call(), *arguments)
             except tally.NotInitializedError as error:
                 assert "call init() first" in str(error)
             else:
@@ -413,7 +413,7 @@ def test_threads_beside_shutdown():
     """Threads go on with their calls while the job is left, in several rounds."""
     status, output = python("""
         import sys, threading, time, numpy as np, tally
-        from tally import _core
+        from tally import _job, _memory
         sys.setswitchinterval(1e-5)
 
         def calls(number):
@@ -422,7 +422,7 @@ def test_threads_beside_shutdown():
                 try:
                     one = tally.push_pull_async(x, "x %d" % number)
                     if number:
-                        _core.alloc(8), tally.report(), _core.make_group("all", [0])
+                        _memory.alloc(8), tally.report(), _job.make_group("all", [0])
                         one.cancel("no reason")
                     one.wait()
                 except tally.NotInitializedError:
@@ -805,8 +805,8 @@ def dropped():
     if t.rank() == 0:
         assert all(j.eq(-1e9).all() for j in junk)
         t.allreduce(torch.ones(1), name="sweeps")
-        from tally import _core
-        assert not _core._orphans
+        from tally import _operations
+        assert not _operations._orphans
     else:
         t.allreduce(torch.ones(1), name="sweeps")
 
@@ -894,13 +894,13 @@ def test_shutdown_with_calls_to_come():
     """What is to follow an operation follows it, also one that ends only when the job is left."""
     status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
         import threading, numpy as np, tally
-        from tally import _core
+        from tally import _calls, _operations
         tally.init()
         x, y, seen = np.ones(3, np.float32), np.ones(3, np.float32), []
 
         def submit(array, name):
-            call, address = _core.Call(name, then=seen.append), array.ctypes.data
-            return _core.push_pull(call, address, address, 3, 0, (3,), array)
+            call, address = _calls.Call(name, then=seen.append), array.ctypes.data
+            return _operations.push_pull(call, address, address, 3, 0, (3,), array)
 
         met = submit(x, "met")
         met.wait()
@@ -908,7 +908,7 @@ def test_shutdown_with_calls_to_come():
         left = threading.Barrier(4)
         for number in range(4):
             submit(np.ones(3, np.float32), "deep %d" % number)
-        deep = [_core.push_pull(_core.Call("wait %d" % number, then=lambda _: left.wait(30)), x.ctypes.data, x.ctypes.data,
+        deep = [_operations.push_pull(_calls.Call("wait %d" % number, then=lambda _: left.wait(30)), x.ctypes.data, x.ctypes.data,
                                 0, 0, (0,), x) for number in range(4)]
         if tally.rank() == 0:
             alone = submit(y, "alone")
@@ -957,11 +957,11 @@ def test_an_exception_behind_a_submission_leaves_nothing_expected():
     status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
         import threading, time
         import numpy, tally
-        from tally import _array, _core
+        from tally import _array, _calls, _job, _operations
         from tally._lib import lib
 
         def submit(name, then, **more):
-            _core.push_pull(_core.Call(name=name, then=then), x.ctypes.data, x.ctypes.data, 4, _array._dtype_code("float32"),
+            _operations.push_pull(_calls.Call(name=name, then=then), x.ctypes.data, x.ctypes.data, 4, _array._dtype_code("float32"),
                             (4,), x, x, **more)
 
         def interrupted(*arguments):
@@ -981,7 +981,7 @@ def test_an_exception_behind_a_submission_leaves_nothing_expected():
             submit("x", lambda _: ended["x"].set())
         submit("y", lambda _: ended["y"].set())
         assert ended["y"].wait(30)
-        assert not _core._events._early
+        assert not _job.own.events._early
         assert tally.rank() == 0 or ended["x"].wait(30)
         tally.shutdown()
         print("good")

@@ -145,9 +145,9 @@ def in_ddp(path, gone):
 
 def submit(name, finish):
     import numpy
-    from tally import _core
+    from tally import _calls, _operations
     x = numpy.ones(4, numpy.float32)
-    return _core.push_pull(_core.Call(name, finish=finish), x.ctypes.data, x.ctypes.data, 4, 0, (4,), x, x)
+    return _operations.push_pull(_calls.Call(name, finish=finish), x.ctypes.data, x.ctypes.data, 4, 0, (4,), x, x)
 
 
 def a_handler_that_waits():
@@ -319,7 +319,7 @@ def test_calls_in_flight():
 
 def test_a_transfer_s_finish():
     """A handler breaks it off once, and once waits for the same transfer within it."""
-    from tally._core import Call
+    from tally._calls import Call
     from tally.torch import device
 
     def finish(result):

@@ -52,7 +52,7 @@ def installed(wheel, tmp_path_factory):
 def test_one_wheel_for_every_python(wheel):
     assert "-py3-none-linux_" in wheel.name
     names = [name.split("/", 2)[-1] for name in zipfile.ZipFile(wheel).namelist()]
-    for wanted in ("tally/libtally.so", "tally/libtally_mpi.so", "tally/_core.py", "tally/torch/group/group.py",
+    for wanted in ("tally/libtally.so", "tally/libtally_mpi.so", "tally/_operations.py", "tally/torch/group/group.py",
                    "tally/jax/__init__.py", "tally", "tallyd", "man1/tally.1", "man7/tally-params.7",
                    "man8/tallyd.8", "man3/tally_push_pull.3"):
         assert any(name == wanted or name.endswith("/" + wanted) for name in names), (wanted, names)

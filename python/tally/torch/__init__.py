@@ -14,8 +14,9 @@ SPDX-License-Identifier: Apache-2.0
 
 import torch.distributed
 
-from .. import _core
-from .._core import Error, NotInitializedError, is_initialized, local_rank, local_size, rank, report, shutdown, size
+from .. import _calls, _job
+from .._errors import Error, NotInitializedError
+from .._job import is_initialized, local_rank, local_size, rank, report, shutdown, size
 from . import elastic, steps
 from .calls import Adasum
 from .meeting import join_launched
@@ -39,7 +40,7 @@ from .horovod.sync_batch_norm import SyncBatchNorm
 from .horovod.uneven import join
 
 # Horovod's functions.
-_core.name_calls((_core.HOROVOD, _core.GRADIENT, _core.STATE, _core.BUCKET),
+_calls.name_calls((_calls.HOROVOD, _calls.GRADIENT, _calls.STATE, _calls.BUCKET),
                  "allreduce", "broadcast", "allgather", "barrier", "reduce", "reducescatter", "alltoall", "gather", "scatter")
 
 if torch.distributed.is_available():
@@ -66,12 +67,12 @@ def init(comm=None, process_sets=None, *, settings=None):
 
 def cross_size():
     """Number of machines with ranks."""
-    return _core.machine_count()
+    return _job.machine_count()
 
 
 def cross_rank():
     """This machine's number, from 0."""
-    return _core.machine()
+    return _job.machine()
 
 
 HorovodInternalError = Error

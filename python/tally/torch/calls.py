@@ -1,7 +1,7 @@
-"""Calls on PyTorch tensors: checked, put in order, and handed to `tally._core` as memory.  Inside the package only.
+"""Calls on PyTorch tensors: checked, put in order, and handed to `tally._operations` as memory.  Inside the package only.
 
 Flow: reduce(), broadcast() or allgather() takes a Call and a tensor -> contiguous memory of a type that the library has ->
-`_core`, or `device` for a tensor on a device -> a handle with done() and wait().  What cannot be handed over raises
+`_operations`, or `device` for a tensor on a device -> a handle with done() and wait().  What cannot be handed over raises
 TypeError or NotImplementedError, and the other ranks are told.
 
 SPDX-License-Identifier: Apache-2.0
@@ -12,8 +12,8 @@ import warnings
 
 import torch
 
-from .. import _core, _where
-from .._core import HOROVOD, STATE, Call, Reduction
+from .. import _calls, _errors, _job, _operations, _where
+from .._calls import HOROVOD, STATE, Call, Reduction
 from .._lib import ALLGATHER, BROADCAST, DTYPE_CODES, PUSH_PULL
 from . import device
 from .process_sets import global_process_set
@@ -77,7 +77,7 @@ def refuse(kind, call, tensor, reason):
     if (isinstance(tensor, torch.Tensor) and not tensor.is_cpu and device.supported(tensor.device)
             and call.space in _BY_NAME):
         call = device.named(kind, call)
-    _core.refuse(kind, call, reason)
+    _calls.refuse(kind, call, reason)
 
 
 def _dtype_code(kind, call, tensor):
@@ -114,7 +114,7 @@ def reduce(call, source, target=None):
         return device.reduce(call, packed, destination, code, target)
     address = packed.data_ptr()
     there = address if destination is packed else destination.data_ptr()
-    return _core.push_pull(call, address, there, packed.numel(), code, packed.shape, packed, target)
+    return _operations.push_pull(call, address, there, packed.numel(), code, packed.shape, packed, target)
 
 
 def _unpacking(call, packed, target):
@@ -143,7 +143,7 @@ class Group:
         for operation in self.operations:
             try:
                 results.append(operation.wait())
-            except _core.Error as error:
+            except _errors.Error as error:
                 if _where.is_handlers(error):
                     raise
                 failure = failure or error
@@ -189,12 +189,12 @@ def allgather(call, tensor):
     packed = tensor.detach().resolve_neg().contiguous()
     shape = tuple(packed.shape) or (1,)
     if packed.is_cpu:
-        operation = _core.allgather(call, packed.data_ptr(), packed.numel(), code, shape, packed)
+        operation = _operations.allgather(call, packed.data_ptr(), packed.numel(), code, shape, packed)
         return Gather(operation, packed.dtype, shape[1:])
     call, flat = device.named(ALLGATHER, call), packed.view(-1)
 
     def submit(call, hosts):
-        return _core.allgather(call, hosts[0].data_ptr(), flat.numel(), code, shape, hosts)
+        return _operations.allgather(call, hosts[0].data_ptr(), flat.numel(), code, shape, hosts)
 
     operation = device.begin(call, device.of(flat), [(call, ALLGATHER, [(flat, None)], submit)])
     return Gather(operation, packed.dtype, shape[1:], packed.new_empty(0))
@@ -204,7 +204,7 @@ def broadcast(call, tensor, target, root_rank, process_set=global_process_set):
     """Submit the broadcast of rank `root_rank`'s tensor into `target`: the same tensor, or None for a new one."""
     code = _dtype_code(BROADCAST, call, tensor)
     if target is None:
-        if _core.rank() == root_rank:
+        if _job.rank() == root_rank:
             buffer = tensor.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
         else:
             buffer = tensor.new_empty(tensor.shape)
@@ -219,13 +219,13 @@ def broadcast(call, tensor, target, root_rank, process_set=global_process_set):
     root = process_set.place(root_rank, BROADCAST, call)
     shape, count = buffer.shape, buffer.numel()
     if buffer.is_cpu:
-        return _core.broadcast(call, buffer.data_ptr(), count, code, root, shape, buffer, target)
+        return _operations.broadcast(call, buffer.data_ptr(), count, code, root, shape, buffer, target)
 
     def submit(call, hosts):
-        return _core.broadcast(call, hosts[0].data_ptr(), count, code, root, shape, hosts)
+        return _operations.broadcast(call, hosts[0].data_ptr(), count, code, root, shape, hosts)
 
     flat = buffer.detach().view(-1)
-    span = (flat, None) if _core.rank() == root_rank else (None, flat)
+    span = (flat, None) if _job.rank() == root_rank else (None, flat)
     return device.begin(call, device.of(flat), [(call, BROADCAST, [span], submit)], target)
 
 

@@ -17,6 +17,7 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import collections
+import ctypes
 import errno
 import itertools
 import threading
@@ -25,7 +26,7 @@ import time
 import torch
 from torch.futures import Future
 
-from .. import _core, _where
+from .. import _calls, _errors, _job, _operations, _waits, _where
 from .._lib import PUSH_PULL
 
 # A reduction is cut into operations of this size, the same on all ranks, so that copies and network overlap.
@@ -192,7 +193,7 @@ class Device:
                 if piece.event is not None:
                     piece.event.synchronize()  # the last copy from it
                 host = piece.memory[:length]
-                _core.ctypes.memmove(host.data_ptr(), address, length)
+                ctypes.memmove(host.data_ptr(), address, length)
                 result.copy_(host.view(result.dtype).view(shape), non_blocking=True)
                 piece.event = self.mark()
             finally:
@@ -224,7 +225,7 @@ class _Load:
                  "_piece", "_hosts", "_copied", "_failure")
 
     def __init__(self, transfer, first, device, ready, call, kind, spans, submit):
-        self._generation = _core.generation(call.job)
+        self._generation = _job.generation(call.job)
         self._transfer, self._first, self._device, self._ready = transfer, first, device, ready
         self._call, self._kind, self._spans, self._submit = call, kind, spans, submit
         self._piece = self._copied = self._failure = None
@@ -292,12 +293,12 @@ class _Load:
         except Exception as error:
             self._failure = error
         try:
-            if self._generation != _core.generation(self._call.job):  # nothing of it shall meet the next job's
-                raise _core.Error("this rank has left the job", errno.ESHUTDOWN)
+            if self._generation != _job.generation(self._call.job):  # nothing of it shall meet the next job's
+                raise _errors.Error("this rank has left the job", errno.ESHUTDOWN)
             if self._failure is None and self._kind is not None:
                 self._failure = self._transfer.broken()  # submitted and then cancelled, it might end before that
             if self._failure is not None:
-                _core.refuse(self._kind, self._call, self._failure)
+                _calls.refuse(self._kind, self._call, self._failure)
                 raise self._failure
             self._transfer.begun(self._submit(self._call.but(then=self._ended, finish=None), self._hosts))
         except Exception as error:
@@ -319,7 +320,7 @@ class _Load:
                     self._piece.event = self._device.mark()
         except Exception as error:
             if self._first and not alone and self._kind is not None:
-                _failures[_core.meeting(self._kind, self._call)] += 1
+                _failures[_calls.meeting(self._kind, self._call)] += 1
             self._landed(error, alone)
         else:
             self._landed(None)
@@ -365,7 +366,7 @@ class _Carrier:
         """Wait until every added load has been handed over, or has failed."""
         with self.changed:
             while self._pending or self._under_way:
-                self.changed.wait(_core.SLICE_MS / 1000)  # signals get through
+                self.changed.wait(_waits.SLICE_MS / 1000)  # signals get through
 
     def take(self, device, length):
         """A piece with memory, for any thread but the carrier's."""
@@ -448,7 +449,7 @@ class Transfer:
     def broken(self):
         """Why operations that have not begun need not begin: another one's failure.  None: there is none."""
         failure = self._failure
-        return failure and _core.Error("another part of it has failed: %s" % failure, errno.ECANCELED)
+        return failure and _errors.Error("another part of it has failed: %s" % failure, errno.ECANCELED)
 
     def begun(self, operation):
         """One of the operations has begun."""
@@ -507,7 +508,7 @@ class Transfer:
     def ends(self, timeout=None):
         """As Operation's."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        limit = _core.SLICE_MS / 1000  # signals get through
+        limit = _waits.SLICE_MS / 1000  # signals get through
         while not self._arrived.wait(limit if deadline is None else min(limit, max(0, deadline - time.monotonic()))):
             if deadline is not None and time.monotonic() >= deadline:
                 return False
@@ -535,7 +536,7 @@ class Transfer:
                     self._failure = error
             self._tensors = None
             if self._failure is not None:
-                raise _core.again(self._failure)
+                raise _errors.again(self._failure)
             return self._result
 
     def gathered(self):
@@ -571,7 +572,7 @@ _failures = collections.Counter()
 def _attempt(call):
     """How often the first operation of a call in chunks has failed; it fails on all ranks.  The names of the other chunks
     contain this number, because ranks may have submitted different numbers of them."""
-    return _failures[_core.meeting(PUSH_PULL, call)] + _core.refusals(PUSH_PULL, call)
+    return _failures[_calls.meeting(PUSH_PULL, call)] + _calls.refusals(PUSH_PULL, call)
 
 
 def chunks(name, length, size, device, attempt=0):
@@ -593,7 +594,7 @@ def chunks(name, length, size, device, attempt=0):
             for i, (low, high) in enumerate(zip([0, *ends], ends))]
 
 
-_calls = collections.Counter()
+_nameless = collections.Counter()
 
 
 def named(kind, call):
@@ -601,13 +602,13 @@ def named(kind, call):
     would follow the order in which copies end."""
     if call.name is not None:
         return call
-    key = _core.meeting(kind, call)
-    _calls[key] += 1
-    return call.but(name="device.noname.%d" % _calls[key])
+    key = _calls.meeting(kind, call)
+    _nameless[key] += 1
+    return call.but(name="device.noname.%d" % _nameless[key])
 
 
 def reduce(call, source, target, dtype, result):
-    """Submit the reduction of the contiguous `source` into `target`, both on one device, as _core.push_pull() does.
+    """Submit the reduction of the contiguous `source` into `target`, both on one device, as _operations.push_pull() does.
 
     In an ordered name space the first operation has no name, and the others are named by the call's number."""
     device, shape, ordered = of(source), source.shape, call.line is not None
@@ -623,7 +624,7 @@ def reduce(call, source, target, dtype, result):
 
         def submit(part, hosts):
             address = hosts[0].data_ptr()
-            return _core.push_pull(part, address, address, high - low, dtype, dims, hosts)
+            return _operations.push_pull(part, address, address, high - low, dtype, dims, hosts)
 
         part = call.but(name=None if ordered and low == 0 else name)
         return part, PUSH_PULL, [(source[low:high], target[low:high])], submit

@@ -21,7 +21,7 @@ import functools
 
 import torch
 
-from .. import _core
+from .. import _errors, _job
 from .crossing import gates
 from .horovod.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from .horovod.sampler import ElasticSampler
@@ -153,21 +153,21 @@ def run(function):
     """
     @functools.wraps(function)
     def wrapper(state, *arguments, **keywords):
-        _core.init()
+        _job.init()
         again = False
         while True:
             if again:
-                _core.init()
+                _job.init()
             try:
                 if again:
                     state.on_reset()
                 state.sync()
                 return function(state, *arguments, **keywords)
-            except _core.Error as error:
+            except _errors.Error as error:
                 if error.errno == errno.EINVAL:
                     raise  # the ranks disagree, or one refuses: coming back would not help
                 gates.drain(quietly=True)
                 state.restore()
-                _core.shutdown()
+                _job.shutdown()
                 again = True
     return wrapper

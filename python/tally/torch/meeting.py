@@ -14,14 +14,14 @@ import time
 
 import torch.distributed as dist
 
-from .. import _address, _core, _events, _where
+from .. import _address, _errors, _events, _job, _where
 from . import patches
 
 # Who sets one of these says where the coordinator is, or has tallyd look for it there; that of a job of all ranks.
 _SAID = ("TALLY_COORD", "TALLY_PORT", "TALLY_SERVERS", "TALLY_CONFIG")
 
 _turns = collections.Counter()  # how often this process has joined a job of such ranks: a store may outlive a job
-_job = (0, ())                  # generation of the job that join() has joined, and torch's numbers of its ranks
+_last = (0, ())                  # generation of the job that join() has joined, and torch's numbers of its ranks
 
 _USUAL_PORT = 29777  # TALLY_PORT's default
 _JOIN_TIMEOUT = 600  # TALLY_JOIN_TIMEOUT's
@@ -41,13 +41,13 @@ def _listen(settings, host, *wanted):
     -1 for the settings'.  The C library takes the socket over when it opens the communicator, so no other job takes the
     port in between.
 
-    If it cannot listen yet, init() says why or waits, and the ranks need a port to look for it.  Raises _core.Error if
+    If it cannot listen yet, init() says why or waits, and the ranks need a port to look for it.  Raises _errors.Error if
     another program holds the port, or there can be no job.
     """
     for port in wanted:
         try:
-            return _core.listen(port, {**settings, "TALLY_COORD": host} if host else settings)
-        except _core.Error as error:
+            return _job.listen(port, {**settings, "TALLY_COORD": host} if host else settings)
+        except _errors.Error as error:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAGAIN):
                 break
             if error.errno != errno.EADDRINUSE or port == wanted[-1]:
@@ -108,11 +108,11 @@ def _place(store, key, first, rank):
             if _where.is_handlers(error):
                 raise
             if time.monotonic() < until - 0.1:  # it is not the time
-                raise _core.Error("rank %d has not said where to meet, and torch.distributed's store has gone, perhaps with "
+                raise _errors.Error("rank %d has not said where to meet, and torch.distributed's store has gone, perhaps with "
                                   "rank 0: look at its output (%s)" % (first, str(error).partition("\n")[0]),
                                   errno.ECONNRESET) from None
         if until == end:
-            raise _core.Error("joining the job: Timed out after %g s: rank %d has not joined: has its model the hook of "
+            raise _errors.Error("joining the job: Timed out after %g s: rank %d has not joined: has its model the hook of "
                               "tally.torch, or its process group the backend tally?" % (limit, first), errno.ETIMEDOUT)
         _events.log(logging.WARNING, "rank %d join: waiting for rank %d, which says where to meet" % (rank, first))
 
@@ -133,7 +133,7 @@ def _meet(store, key, numbers, rank, choose, of_all):
     if rank == 0:
         try:
             store.set(key, choose(settings))
-        except _core.Error as error:
+        except _errors.Error as error:
             _events.log(logging.ERROR, "rank %d join: %s" % (numbers[0], error))
             _refuse(store, key, len(numbers), error.errno, str(error))
             raise
@@ -142,7 +142,7 @@ def _meet(store, key, numbers, rank, choose, of_all):
         store.set("%s/heard/%d" % (key, rank), "")
         number, _, reason = place[1:].partition(" ")
         reason = "rank %d cannot open the job: %s" % (numbers[0], reason)
-        raise _core.Error(reason, int(number)) if int(number) else ValueError(reason)
+        raise _errors.Error(reason, int(number)) if int(number) else ValueError(reason)
     if not of_all:
         settings["TALLY_SERVERS"] = "0"  # tallyd look for the job of all ranks
     if place.startswith(":"):
@@ -181,8 +181,8 @@ def _is_set(name):
 def job_members(world):
     """The ranks of this process's job, by torch's numbers, from 0 to world - 1. All of them if code other than join()
     made the job."""
-    generation, members = _job
-    return members if generation == _core.generation() else tuple(range(world))
+    generation, members = _last
+    return members if generation == _job.generation() else tuple(range(world))
 
 
 def join(store, members, rank, patience=None):
@@ -194,25 +194,25 @@ def join(store, members, rank, patience=None):
     Raises ValueError if this process is another rank of its job, or if the job has other ranks.  Raises Error if a rank
     has not come within the time-out of `store`, or TALLY_JOIN_TIMEOUT.
     """
-    global _job
+    global _last
     size = len(members)
     world = dist.get_world_size() if dist.is_initialized() else size
-    if not _core.is_initialized():
+    if not _job.is_initialized():
         of_all = world == size
         settings = _meet(store, "tally/%d" % _turns[members], members, rank,
                          functools.partial(_choose_place, store, of_all), of_all)
         if patience is not None and not 0 < patience <= 1800 and not _is_set("TALLY_TIMEOUT"):
             settings["TALLY_TIMEOUT"] = "%d" % patience
-        _core.init(settings)
+        _job.init(settings)
         _turns[members] += 1
-        _job = (_core.generation(), members)
+        _last = (_job.generation(), members)
     here, reason = job_members(world), None
-    if len(here) == _core.size() and here != members:
+    if len(here) == _job.size() and here != members:
         reason = ("this process's job is that of ranks %s, and it can have no second one, of ranks %s"
                   % (list(here), list(members)))
-    elif (_core.rank(), _core.size()) != (rank, size):
+    elif (_job.rank(), _job.size()) != (rank, size):
         reason = ("this process is rank %d of %d for Tally and rank %d of %d for torch.distributed; start both with the "
-                  "same launcher" % (_core.rank(), _core.size(), rank, size))
+                  "same launcher" % (_job.rank(), _job.size(), rank, size))
     if reason is not None:
         if rank == 0:
             decline(store, members, reason)
@@ -228,7 +228,7 @@ def is_beside(options):
 
 def join_beside(store, name, rank, size):
     """Become rank `rank` of `size` in a job beside this process's, whose ranks meet through `store`: torch's numbers of
-    them mean nothing.  Returns the _core.Job.  Exceptions: as of join().
+    them mean nothing.  Returns the _job.Job.  Exceptions: as of join().
 
     name: of the job.  The ranks' launchers need not be the same, so nothing that these say counts.
     """
@@ -243,7 +243,7 @@ def join_beside(store, name, rank, size):
     settings["TALLY_JOB"] = name
     if not _is_set("TALLY_TIMEOUT"):
         settings["TALLY_TIMEOUT"] = "0"  # each call has its group's
-    return _core.Job(settings)
+    return _job.open_beside(settings)
 
 
 def decline(store, members, reason):
@@ -257,7 +257,7 @@ def join_default():
         join(dist.PrefixStore("tally", patches.default_store()), tuple(range(dist.get_world_size())), dist.get_rank(),
              patches.time_out(dist.group.WORLD))
     else:
-        _core.init()
+        _job.init()
 
 
 _launched = None  # the launcher's store; it must live as long as others may look into it
@@ -270,8 +270,8 @@ def join_launched(settings=None):
     said = any(name in os.environ or name in (settings or {}) for name in _SAID)
     ready = dist.is_available() and all(
         os.environ.get(name) for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"))
-    if settings or said or not ready or _core.is_initialized():
-        _core.init(settings)
+    if settings or said or not ready or _job.is_initialized():
+        _job.init(settings)
     elif dist.is_initialized():
         join_default()
     else:

@@ -6,7 +6,7 @@ SPDX-License-Identifier: Apache-2.0
 import torch
 import torch.distributed as dist
 
-from .. import _core
+from .. import _job
 from .ddp.hooks import ddp_hook, ddp_hook_bf16, ddp_hook_fp16, state
 from .horovod.compression import Compression
 from .horovod.functions import broadcast_object
@@ -17,8 +17,8 @@ _HOOKS = {Compression.none: ddp_hook, Compression.fp16: ddp_hook_fp16, Compressi
 def _store():
     """A store in rank 0, where groups of other backends meet; the job itself needs none.  Collective."""
     place = store = None
-    if _core.rank() == 0:
-        host = _core.report()["services"][_core.machine()]["address"]  # that all have connected to
+    if _job.rank() == 0:
+        host = _job.report()["services"][_job.machine()]["address"]  # that all have connected to
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         place = host, store.port
     place = broadcast_object(place, 0, "tally.torch.parallel")
@@ -36,7 +36,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         if compression not in _HOOKS:
             raise ValueError("compression must be Compression.none, fp16 or bf16, not %r" % (compression,))
         if not dist.is_initialized():
-            _core.init()
-            dist.init_process_group("tally", store=_store(), rank=_core.rank(), world_size=_core.size())
+            _job.init()
+            dist.init_process_group("tally", store=_store(), rank=_job.rank(), world_size=_job.size())
         super().__init__(module, *args, **kwargs)
         self.register_comm_hook(state(), _HOOKS[compression])

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from .. import _core
+from .. import _job, _memory
 
 
 def alloc(*size, dtype=None):
@@ -22,7 +22,7 @@ def alloc(*size, dtype=None):
     like = torch.empty(*size, dtype=dtype, device="meta")
     if not like.numel():
         return torch.zeros(*size, dtype=dtype, device="cpu")
-    memory = _core.alloc(like.numel() * like.element_size())
+    memory = _memory.alloc(like.numel() * like.element_size())
     return torch.frombuffer(memory, dtype=like.dtype, count=like.numel()).view(like.shape)
 
 
@@ -57,8 +57,8 @@ class Places:
 
     def _make(self):
         """One stretch of memory for all, in the order of `parameters`."""
-        self._generation, self._at = _core.generation(), {}
-        if not _core.has_pool():
+        self._generation, self._at = _job.generation(), {}
+        if not _memory.has_pool():
             return
         begins, length = {}, 0
         for p in self._parameters:
@@ -66,7 +66,7 @@ class Places:
                 begins[id(p)] = length, p
                 length += -(-p.numel() * p.element_size() // _BEGIN) * _BEGIN
         try:
-            memory = _core.alloc(length) if length else None
+            memory = _memory.alloc(length) if length else None
         except MemoryError:  # then the gradients stay where they are
             return
         for number, (begin, p) in begins.items():
@@ -74,7 +74,7 @@ class Places:
 
     def place(self, p):
         """Move p.grad to its place, if possible."""
-        if self._at is None or self._generation != _core.generation():
+        if self._at is None or self._generation != _job.generation():
             self._make()
         place, gradient = self._at.get(id(p)), p.grad
         if place is None or gradient is place:

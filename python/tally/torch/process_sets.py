@@ -5,7 +5,7 @@ SPDX-License-Identifier: Apache-2.0
 
 import itertools
 
-from .. import _core
+from .. import _calls, _job
 
 
 class ProcessSet:
@@ -25,13 +25,13 @@ class ProcessSet:
 
     def included(self):
         """Whether this process is in the set."""
-        return _core.rank() in self._members()
+        return _job.rank() in self._members()
 
     def rank(self):
         """This process's place in the set, from 0."""
         if not self.included():
-            raise ValueError("rank %d is not in %s" % (_core.rank(), self))
-        return self._members().index(_core.rank())
+            raise ValueError("rank %d is not in %s" % (_job.rank(), self))
+        return self._members().index(_job.rank())
 
     def size(self):
         """Number of its ranks."""
@@ -40,12 +40,12 @@ class ProcessSet:
     def group(self):
         """The library's handle of the ranks; None: all."""
         self._members()  # raises once it has been removed
-        if self._generation != _core.generation():
+        if self._generation != _job.generation():
             if not self.included():
-                raise ValueError("rank %d is not in %s" % (_core.rank(), self))
-            everybody = self.ranks == list(range(_core.size()))
-            self._group = None if everybody else _core.make_group("process set %d" % self.process_set_id, self.ranks)
-            self._generation = _core.generation()
+                raise ValueError("rank %d is not in %s" % (_job.rank(), self))
+            everybody = self.ranks == list(range(_job.size()))
+            self._group = None if everybody else _job.make_group("process set %d" % self.process_set_id, self.ranks)
+            self._generation = _job.generation()
         return self._group
 
     def number(self, kind):
@@ -53,7 +53,7 @@ class ProcessSet:
         the last join()."""
         _forget_last_job()
         group = 0 if self.group() is None else self.process_set_id
-        return next(_numbers.setdefault((_core.period(), group, kind), itertools.count()))
+        return next(_numbers.setdefault((_job.period(), group, kind), itertools.count()))
 
     def place(self, root_rank, kind, call):
         """The place of a rank of the job in the set.  Raises ValueError if it has none, and tells the other ranks."""
@@ -61,7 +61,7 @@ class ProcessSet:
             return root_rank
         if root_rank not in self.ranks:
             reason = ValueError("root rank %r is not in %s" % (root_rank, self))
-            _core.refuse(kind, call, reason)
+            _calls.refuse(kind, call, reason)
             raise reason
         return self.ranks.index(root_rank)
 
@@ -83,7 +83,7 @@ class _All(ProcessSet):
     def __init__(self):
         pass
 
-    ranks = property(lambda self: list(range(_core.size())))
+    ranks = property(lambda self: list(range(_job.size())))
 
     def group(self):
         return None
@@ -103,12 +103,12 @@ _next = 1                        # numbers are not used again: a group's name sa
 def _forget_last_job():
     """Begin the numbers of a job anew, as on a rank that was not in the last one.  Sets must be added again."""
     global _generation, _next
-    if _generation == _core.generation():
+    if _generation == _job.generation():
         return
     for number in [number for number in _sets if number]:
         _sets.pop(number).process_set_id = None
     _numbers.clear()
-    _next, _generation = 1, _core.generation()
+    _next, _generation = 1, _job.generation()
 
 
 def _add(ranks):
@@ -118,8 +118,8 @@ def _add(ranks):
     process_set = ranks if isinstance(ranks, ProcessSet) else ProcessSet(ranks)
     if process_set is global_process_set:
         return process_set
-    if not process_set.ranks or process_set.ranks[-1] >= _core.size():
-        raise ValueError("%s: a process set has ranks from 0 to %d, and one at least" % (process_set, _core.size() - 1))
+    if not process_set.ranks or process_set.ranks[-1] >= _job.size():
+        raise ValueError("%s: a process set has ranks from 0 to %d, and one at least" % (process_set, _job.size() - 1))
     for number, known in _sets.items():
         if known.ranks == process_set.ranks:
             process_set.process_set_id = number

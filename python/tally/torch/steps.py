@@ -15,7 +15,7 @@ import weakref
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .. import _core, _events, _leaving
+from .. import _events, _leaving, _operations
 from . import patches
 
 _compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # PyTorch 2.1 has none
@@ -51,7 +51,7 @@ def _gradient_elements(optimizer):
 def _stepped(optimizer, args, kwargs):
     if not _compiling():
         if not _made:
-            _core.exchanged = 0
+            _operations.forget_exchanged()
         steps = _made.setdefault(optimizer, _Steps())
         steps.count += 1
         if steps.count == 2 and _backends():  # the first may have no gradients
@@ -69,9 +69,9 @@ def warn_alone(rank):
     least, count, elements = min(((elements * max(1, one.count // _SELDOM), one.count, elements)
                                   for elements, one in list(_trained.items())), default=(0, 0, 0))
     _trained.clear()
-    if _core.exchanged < least and _backends() <= {"tally"}:
-        said = "%d optimizer steps, and nothing was reduced" % count if not _core.exchanged else (
+    if _operations.exchanged < least and _backends() <= {"tally"}:
+        said = "%d optimizer steps, and nothing was reduced" % count if not _operations.exchanged else (
             "%d optimizer steps of %d gradient elements each, and at most %d elements were reduced"
-            % (count, elements, _core.exchanged))
+            % (count, elements, _operations.exchanged))
         _events.log(logging.WARNING, "rank %d torch: %s since the first: is the model in DistributedDataParallel? A framework "
                     "may leave it bare on a backend that it does not know (docs/from_ddp.md)" % (rank, said))

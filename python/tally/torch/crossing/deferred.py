@@ -37,7 +37,7 @@ import weakref
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ... import _core, _where
+from ... import _errors, _where
 from .. import device, patches, steps
 from . import gates, groups
 
@@ -102,7 +102,7 @@ class _Lost:
             gates.due.pop(number, None)
         numbers, self.numbers = self.numbers, ()
         if numbers:
-            raise _core.again(self._failure)
+            raise _errors.again(self._failure)
 
     def waiting(self):
         return ()
@@ -208,7 +208,7 @@ class Barrier:
         the next gate raises it.  After the first failure all others are made, and then it is raised."""
         if self._pid != os.getpid():  # before the lock, which a thread that is not there may hold
             if self._waiting or self._first is not None:
-                raise _core.Error("this process was forked while updates were due; call synchronize() before",
+                raise _errors.Error("this process was forked while updates were due; call synchronize() before",
                                   errno.EINVAL)
             return
         optimizer = self.optimizer()  # it may not end in here
@@ -281,7 +281,7 @@ class Barrier:
             del failure  # an exception keeps this frame: no cycle
 
     def _written(self, reduction):
-        return _core.Error("the gradient of %s was changed while it was reduced, after step(); call synchronize() before "
+        return _errors.Error("the gradient of %s was changed while it was reduced, after step(); call synchronize() before "
                            "what changes gradients"
                            % (self.name_of(reduction.pairs[0][0]) if reduction.pairs else "a bucket"), errno.EINVAL)
 
@@ -325,7 +325,7 @@ class Barrier:
         except Exception as failure:
             if _where.is_handlers(failure):
                 raise
-            lost = _Lost(_core.again(failure), gates.living(numbers))
+            lost = _Lost(_errors.again(failure), gates.living(numbers))
             gates.due.update(dict.fromkeys(lost.numbers, ((lambda: lost), None)))
         self.optimizer = lambda: None  # till here it has kept the parameters, so that no other gets the number of one
 
@@ -562,7 +562,7 @@ class _StaleOperators(patches.DispatchMode):
         if gates.due and not views:
             try:
                 _look(function.overloadpacket, args, kwargs)
-            except _core.Error as error:
+            except _errors.Error as error:
                 self.found = error
                 raise
         with patches.without_functions():
@@ -576,6 +576,6 @@ def _look(function, args, kwargs):
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             p, owner = places.get(value.untyped_storage().data_ptr(), (None, None))
             if p is not None:
-                raise _core.Error("%s reads %s while its update is due: through a reference from before step(); call "
+                raise _errors.Error("%s reads %s while its update is due: through a reference from before step(); call "
                                   "the optimizer's synchronize() first"
                                   % (getattr(function, "__name__", function), owner.name_of(p)), errno.EINVAL)

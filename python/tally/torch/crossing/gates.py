@@ -41,7 +41,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ... import _core, _where
+from ... import _errors, _job, _where
 from .. import patches
 
 # By id(), for a tensor's own hash is slow; the owners keep the parameters.
@@ -72,7 +72,7 @@ def settle(parameters):
             owners.setdefault(owner, []).append(p)
     for owner, wanted in owners.items():
         if _in_backward() != -1:
-            raise _core.Error("%s is read in backward while its update is due: its graph is older than the last "
+            raise _errors.Error("%s is read in backward while its update is due: its graph is older than the last "
                               "step(); call synchronize() after step()" % owner.name_of(wanted[0]), errno.EINVAL)
         owner.finish(wanted)
 
@@ -530,7 +530,7 @@ def _prepare():
     patches.program_state(_updated)
     patches.share_parameters(_telling)
     gc.callbacks.append(_note_collection)
-    _core.before_shutdown(lambda: drain(quietly=True, timeout=10))
+    _job.before_shutdown(lambda: drain(quietly=True, timeout=10))
 
 
 def _zeroing(zero_grad):

@@ -21,7 +21,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ... import _core, _where
+from ... import _errors, _where
 from .. import device, patches
 from ..crossing import gates, groups
 from ..crossing.deferred import Barrier, Deferring, Reduction
@@ -156,7 +156,7 @@ class CrossBarrier(Deferring):
         elif not flight.zeros:
             changed = next((p for p in flight.parameters if p.grad is not None and not _shares(p.grad, flight.buffer)), None)
         if changed is not None:
-            raise _core.Error("the gradient of %s was changed between backward and the end of its reduction; call "
+            raise _errors.Error("the gradient of %s was changed between backward and the end of its reduction; call "
                               "optimizer.synchronize() before what changes gradients" % self._barrier.name_of(changed),
                               errno.EINVAL)
 

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ... import _core
-from ..._core import BUCKET, Call
+from ... import _calls, _errors, _job
+from ..._calls import BUCKET, Call
 from ..._lib import ALLGATHER, PUSH_PULL
 from .. import device, patches
 from ..calls import reduce
@@ -86,12 +86,12 @@ class _Model:
 
     def enter(self):
         """Join the job at the first use: only then does the process group exist, whichever code makes it."""
-        if self._joined == _core.generation() and _core.is_initialized():
+        if self._joined == _job.generation() and _job.is_initialized():
             return
         join_default()
         ranks = self._ranks
-        self._group = ranks and _core.make_group("hook of ranks %s" % (ranks,), ranks)
-        self._joined = _core.generation()
+        self._group = ranks and _job.make_group("hook of ranks %s" % (ranks,), ranks)
+        self._joined = _job.generation()
         world, worlds = weakref.ref(_world()), _worlds[self._joined, ranks]
         if world not in worlds:
             worlds.append(world)
@@ -127,14 +127,14 @@ class _Model:
         buffer = bucket.buffer()
         kind, what = (ALLGATHER, ".rows") if buffer.is_sparse else (PUSH_PULL, "")
         call = self.call(bucket, buffer)
-        _core.refuse(kind, call.but(name=call.name + what), reason)
+        _calls.refuse(kind, call.but(name=call.name + what), reason)
 
 
 def _explain(sentence):
     """A sentence with the parameters of the bucket that it names: "bucket 3 of DDP model 0 (layer1.weight \u2026 layer2.bias)"."""
     def described(match):
         name, index = match[1], int(match[2])
-        models = {model for model in list(_models.values()) if (model.name, model._joined) == (name, _core.generation())}
+        models = {model for model in list(_models.values()) if (model.name, model._joined) == (name, _job.generation())}
         held = {model.describe(index) for model in models} - {None}
         said = held.pop() if len(held) == 1 else None  # models of other process groups may have the name
         return "bucket %d of DDP %s (%s)" % (index, name, said) if said else match[0]
@@ -143,7 +143,7 @@ def _explain(sentence):
 
 
 _BUCKET = re.compile(r"'(model \d+(?: of process group \d+)?) bucket (\d+)[^']*'")
-_core.explainers.append(_explain)
+_errors.explainers.append(_explain)
 
 
 class State:

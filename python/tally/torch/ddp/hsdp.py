@@ -16,8 +16,8 @@ import weakref
 
 import torch.distributed as dist
 
-from ... import _core
-from ..._core import BUCKET, Call
+from ... import _job
+from ..._calls import BUCKET, Call
 from .. import patches
 from ..calls import reduce
 from ..meeting import join
@@ -43,11 +43,11 @@ class _Replicas:
         return next(_numbers.setdefault(self._group, itertools.count()))
 
     def average(self, number, call, gradient):
-        if self._joined != _core.generation() or not _core.is_initialized():
+        if self._joined != _job.generation() or not _job.is_initialized():
             store = patches.store_of(self._group)
             join(dist.PrefixStore("tally", store), self.ranks, dist.get_rank(self._group), patches.time_out(self._group))
             compare("what is sharded in model %d of hsdp()" % number, self._modules, name="hsdp.%d" % number)
-            self._joined = _core.generation()
+            self._joined = _job.generation()
         reduce(call, gradient, gradient).wait()
 
 

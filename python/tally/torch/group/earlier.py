@@ -16,7 +16,7 @@ import errno
 import time
 
 from ... import _where
-from ..._core import Error, again
+from ..._errors import Error, again
 
 _LOOK_S = 0.5  # between looks whether the group has failed
 

@@ -3,7 +3,7 @@
     import tally.torch
     torch.distributed.init_process_group("tally")
 
-Flow: torch calls a method of Group with tensors and options -> operations of `_core`, in a GroupWork.  Each group is
+Flow: torch calls a method of Group with tensors and options -> operations of `_operations`, in a GroupWork.  Each group is
 one of the library's (tally_group_create) with an ordered name space, in which the n-th calls of its ranks meet; calls
 that differ in kind, number of elements, type, reduction or root fail on all of them.  Shapes may differ, as with Gloo: a
 tensor without dimensions meets one of one element.  Messages are matched by sender, receiver and tag, in their order.
@@ -28,7 +28,8 @@ import threading
 import torch
 import torch.distributed as dist
 
-from ..._core import Error, Reduction
+from ..._calls import Reduction
+from ..._errors import Error
 from .. import device, patches
 from ..calls import DTYPES, PLAIN, check
 from . import dispatched, earlier, lists, monitored, vectors

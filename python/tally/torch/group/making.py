@@ -12,7 +12,7 @@ import weakref
 
 import torch.distributed as dist
 
-from ... import _core
+from ... import _job
 from .. import patches, steps
 from ..meeting import decline, is_beside, job_members, join, join_beside
 from .group import Group
@@ -32,9 +32,9 @@ def _leave(group):
     if group.job is not None:
         # Not waited for: the others may keep theirs, as with other backends.
         threading.Thread(target=group.job.close, name="tally-close").start()
-    elif not any(one.job is None for one in _groups) and _joined == _core.generation():
+    elif not any(one.job is None for one in _groups) and _joined == _job.generation():
         _joined = 0
-        _core.shutdown()
+        _job.shutdown()
 
 
 def _telling(destroy):
@@ -72,22 +72,22 @@ def create(options, _=None):
     rank, size, limit = options.group_rank, options.group_size, options.timeout.total_seconds()
     world = size if not dist.is_initialized() else dist.get_world_size()
     ranks = tuple(range(size)) if size == world else tuple(options.global_ranks_in_group)
-    members = job_members(world) if _core.is_initialized() else ranks
+    members = job_members(world) if _job.is_initialized() else ranks
     if not set(ranks) <= set(members):
         reason = ("group of ranks %s: the first group of the backend tally has ranks %s, and this process can be in one "
                   "job; make one of all ranks first" % (list(ranks), list(members)))
         if rank == 0:
             decline(options.store, ranks, reason)
         raise NotImplementedError(reason)
-    joined = not _core.is_initialized()
+    joined = not _job.is_initialized()
     # Each call has the time-out of its group, and a later group may have a longer one than this.
     join(options.store, members, members.index(ranks[rank]), 0)
     if joined:
-        _joined = _core.generation()
+        _joined = _job.generation()
     places = [members.index(one) for one in ranks]
     # Names of groups come again after destroy_process_group(), and then mean a new one, maybe of other ranks: a group's
     # ranks have the same count only of groups that all of them were in.
-    name = (_core.generation(), options.group_id, ranks)
+    name = (_job.generation(), options.group_id, ranks)
     _made[name] += 1
     group = Group(options.store, rank, size, limit, options.group_id,
                   Ranks("c10d %s.%d of %s" % (options.group_id, _made[name], ",".join(map(str, ranks))), places), _leave)

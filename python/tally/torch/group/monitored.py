@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from ..._core import Error
+from ..._errors import Error
 
 # Bytes of the message that says how the barrier ended: a text and zeros.
 _VERDICT_BYTES = 1024

@@ -1,6 +1,6 @@
 """Ranks that operate among themselves on vectors: one of the library's groups, as the backend needs it.
 
-Flow: Group puts tensors into vectors of types that the library has -> an operation of `_core` in the group's ordered
+Flow: Group puts tensors into vectors of types that the library has -> an operation of `_operations` in the group's ordered
 name space.  A message from any rank is looked for first (probe) and then received from its sender.
 
 SPDX-License-Identifier: Apache-2.0
@@ -15,8 +15,8 @@ import time
 
 import torch
 
-from ... import _core, _where
-from ..._core import Call
+from ... import _calls, _errors, _job, _operations, _where
+from ..._calls import Call
 from ..._lib import PUSH_PULL
 from .. import device
 from ..calls import DTYPES, reduce
@@ -32,9 +32,9 @@ class Ranks:
     """
 
     def __init__(self, name, ranks, job=None):
-        self.size, self.rank = len(ranks), ranks.index(_core.rank() if job is None else job.rank)
+        self.size, self.rank = len(ranks), ranks.index(_job.rank() if job is None else job.rank)
         self.name, self.job = name, job
-        self._group = _core.make_group(name, ranks, job)
+        self._group = _job.make_group(name, ranks, job)
         self._line = device.Line()
         self._lock = threading.RLock()  # guards the next
         self._waiting = {}              # tag -> what is to be received once the first of them has found a sender
@@ -64,7 +64,7 @@ class Ranks:
             return self.reduce(call, tensor)
         self._line.calls += 1
         address, count = tensor.data_ptr(), tensor.numel()
-        return _core.push_pull(call, address, address, count, DTYPES[tensor.dtype], (count,), tensor)
+        return _operations.push_pull(call, address, address, count, DTYPES[tensor.dtype], (count,), tensor)
 
     def reduce(self, call, tensor):
         """Reduce a contiguous tensor in place."""
@@ -79,25 +79,25 @@ class Ranks:
         def submit(call, vectors):
             vector, = vectors
             address = vector.data_ptr()
-            return _core.reduce(call, address, address, vector.numel(), DTYPES[vector.dtype], root, vector)
+            return _operations.reduce(call, address, address, vector.numel(), DTYPES[vector.dtype], root, vector)
         return self._start(call, submit, (source, source if self.rank == root else None))
 
     def reduce_scatter(self, call, source, target, counts):
         """Reduce the contiguous `source`; this rank's piece goes to `target`."""
         def submit(call, vectors):
             source, target = vectors
-            return _core.reduce_scatter(call, source.data_ptr(), target.data_ptr(), counts, DTYPES[source.dtype], vectors)
+            return _operations.reduce_scatter(call, source.data_ptr(), target.data_ptr(), counts, DTYPES[source.dtype], vectors)
         return self._start(call, submit, (source, None), (None, target))
 
     def broadcast(self, call, buffer, root):
         """Overwrite the vector `buffer` with the root's."""
         if self.rank == root:  # it may have trained for all
-            _core.exchanged += buffer.numel()
+            _operations.exchange(buffer.numel())
 
         def submit(call, vectors):
             vector, = vectors
             count = vector.numel()
-            return _core.broadcast(call, vector.data_ptr(), count, DTYPES[vector.dtype], root, (count,), vector)
+            return _operations.broadcast(call, vector.data_ptr(), count, DTYPES[vector.dtype], root, (count,), vector)
         return self._start(call, submit, (buffer, None) if self.rank == root else (None, buffer))
 
     def gather(self, call, vector):
@@ -105,7 +105,7 @@ class Ranks:
         def submit(call, vectors):
             vector, = vectors
             count = vector.numel()
-            return _core.allgather(call, vector.data_ptr(), count, DTYPES[vector.dtype], (count,), vector)
+            return _operations.allgather(call, vector.data_ptr(), count, DTYPES[vector.dtype], (count,), vector)
         return Gathering(self._start(call, submit, (vector, None)), vector.new_empty(0))
 
     def gather_into(self, call, source, target):
@@ -113,7 +113,7 @@ class Ranks:
         def submit(call, vectors):
             source, target = vectors
             count = source.numel()
-            return _core.allgather_into(call, source.data_ptr(), target.data_ptr(), count, DTYPES[source.dtype], (count,),
+            return _operations.allgather_into(call, source.data_ptr(), target.data_ptr(), count, DTYPES[source.dtype], (count,),
                                         vectors)
         return self._start(call, submit, (source, None), (None, target))
 
@@ -121,7 +121,7 @@ class Ranks:
         """Gather vectors at the root, which has `target` and `counts`; None on other ranks."""
         def submit(call, vectors):
             vector = vectors[0]
-            return _core.gather(call, vector.data_ptr(), vector.numel(), vectors[1].data_ptr() if counts else None, counts,
+            return _operations.gather(call, vector.data_ptr(), vector.numel(), vectors[1].data_ptr() if counts else None, counts,
                                 DTYPES[vector.dtype], root, vectors)
         return self._start(call, submit, (vector, None), *([(None, target)] if counts else []))
 
@@ -129,7 +129,7 @@ class Ranks:
         """The opposite of gather_to()."""
         def submit(call, vectors):
             vector = vectors[0]
-            return _core.scatter(call, vectors[1].data_ptr() if counts else None, counts, vector.data_ptr(), vector.numel(),
+            return _operations.scatter(call, vectors[1].data_ptr() if counts else None, counts, vector.data_ptr(), vector.numel(),
                                  DTYPES[vector.dtype], root, vectors)
         return self._start(call, submit, (None, vector), *([(source, None)] if counts else []))
 
@@ -137,11 +137,11 @@ class Ranks:
         """Send elements of `source` to each rank, and receive elements of `target` from each."""
         def submit(call, vectors):
             source, target = vectors
-            return _core.alltoall(call, source.data_ptr(), give, target.data_ptr(), take, DTYPES[source.dtype], vectors)
+            return _operations.alltoall(call, source.data_ptr(), give, target.data_ptr(), take, DTYPES[source.dtype], vectors)
         return self._start(call, submit, (source, None), (None, target))
 
     def barrier(self, call):
-        return self._start(call, lambda call, _: _core.barrier_async(call))
+        return self._start(call, lambda call, _: _operations.barrier_async(call))
 
     def meet(self, limit, what):
         """Wait until all ranks are here, for at most so many seconds.  It is no numbered call.
@@ -151,7 +151,7 @@ class Ranks:
         Raises:
             Error: Time is up.  Ranks that come later get the same error.
         """
-        meeting = _core.barrier_async(Call("making of the " + what, group=self._group, job=self.job))
+        meeting = _operations.barrier_async(Call("making of the " + what, group=self._group, job=self.job))
         if not meeting.ends(limit):
             meeting.cancel("%s: Timed out after %g s, the store's time-out: a rank is late, or has not made this group"
                            % (what, limit))
@@ -159,21 +159,21 @@ class Ranks:
 
     def refuse(self, reason):
         def submit(call, _):
-            _core.refuse(PUSH_PULL, call, reason)
+            _calls.refuse(PUSH_PULL, call, reason)
             raise RuntimeError(reason)  # the end of it
 
         self._line.calls += 1
         if self._line.waiting:
             device.begin(self.call(), None, [(self.call(), None, (), submit)])
         else:
-            _core.refuse(PUSH_PULL, self.call(), reason)
+            _calls.refuse(PUSH_PULL, self.call(), reason)
 
     def send(self, call, vector, to, tag):
-        _core.exchanged += _core.MANY
+        _operations.exchange(_operations.MANY)
 
         def submit(call, vectors):
             vector, = vectors
-            return _core.send(call, vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], to, tag, vector)
+            return _operations.send(call, vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], to, tag, vector)
         return self._start(call, submit, (vector, None), numbered=False)
 
     def receive(self, call, vector, sender, tag):
@@ -190,19 +190,19 @@ class Ranks:
         return one
 
     def receive_from(self, call, vector, sender, tag, ready=None):
-        _core.exchanged += _core.MANY
+        _operations.exchange(_operations.MANY)
 
         def submit(call, vectors):
             vector, = vectors
-            return _core.recv(call, vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], sender, tag, vector)
+            return _operations.recv(call, vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], sender, tag, vector)
         return self._start(call, submit, (None, vector), numbered=False, ready=ready)
 
     def send_note(self, vector, to, tag):
         """Send a vector in host memory as a message apart from those of send()."""
-        return _core.send(self.call(space=_NOTES), vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], to, tag, vector)
+        return _operations.send(self.call(space=_NOTES), vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], to, tag, vector)
 
     def receive_note(self, vector, sender, tag):
-        return _core.recv(self.call(space=_NOTES), vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], sender, tag,
+        return _operations.recv(self.call(space=_NOTES), vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], sender, tag,
                           vector)
 
     def _begin(self, waiting, search=None):
@@ -243,7 +243,7 @@ class Ranks:
         returns."""
         self._looking = True
         try:
-            _core.probe(self.call(then=functools.partial(self._found, waiting)), waiting[0].tag)
+            _operations.probe(self.call(then=functools.partial(self._found, waiting)), waiting[0].tag)
         finally:
             self._looking = False
             search, self._search = self._search, None
@@ -300,7 +300,7 @@ class Receiving:
         with self._ranks._lock:
             begun = self._begun.is_set()
             if not begun:
-                self.fail(_core.Error(reason, errno.ECANCELED))
+                self.fail(_errors.Error(reason, errno.ECANCELED))
         if not begun:
             self.tell()
         elif self._operation is not None:
@@ -319,7 +319,7 @@ class Receiving:
     def wait(self):
         self.ends()
         if self._failure is not None:
-            raise _core.again(self._failure)
+            raise _errors.again(self._failure)
         self._operation.wait()
 
 

@@ -27,7 +27,7 @@ import weakref
 import torch
 
 from ... import _where
-from ..._core import Error, again
+from ..._errors import Error, again
 from .. import device, patches
 from ..patches import Future, Work
 from . import outcome

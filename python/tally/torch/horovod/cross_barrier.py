@@ -13,7 +13,7 @@ import weakref
 
 import torch
 
-from ... import _core
+from ... import _errors, _job
 from ..crossing import gates
 from ..crossing.deferred import Barrier, Deferring, Reduction, let_read
 from .optimizer import _Distributed
@@ -63,7 +63,7 @@ class CrossBarrier(Deferring, _Distributed):
     def _unexpected(self, slot):
         if id(slot.p) not in gates.due:
             return super()._unexpected(slot)
-        return _core.Error("%s got a gradient while its update was due: it was read through a reference from before step(), or "
+        return _errors.Error("%s got a gradient while its update was due: it was read through a reference from before step(), or "
                            "its graph is older; call synchronize() after step()" % slot.name, errno.EINVAL)
 
     def _begin_comparison(self):
@@ -116,10 +116,10 @@ class CrossBarrier(Deferring, _Distributed):
     def _unreduced(self):
         """The Error of a step() in skip_synchronize() behind a synchronize() that only made updates.  The other ranks may
         wait for gradients of this one, and hear it too."""
-        error = _core.Error(
+        error = _errors.Error(
             "step() in skip_synchronize() on rank %d, which had no gradient since the last step(): synchronize() only made the "
             "updates of that step. Where a rank may have no gradient, call synchronize() inside skip_synchronize(), too: there "
-            "it reduces gradients, and zeros for those that are missing" % _core.rank(), errno.EINVAL)
+            "it reduces gradients, and zeros for those that are missing" % _job.rank(), errno.EINVAL)
         self._barrier.finish()
         self._compare_frozen()
         for slot in self._update:

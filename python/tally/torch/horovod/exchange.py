@@ -9,8 +9,8 @@ import zlib
 
 import torch
 
-from ... import _core
-from ..._core import Call
+from ... import _calls, _errors, _operations, _waits
+from ..._calls import Call
 from ..._lib import ALLGATHER, ALLTOALL, REDUCE_SCATTER
 from .. import calls, device
 from ..calls import DTYPES
@@ -46,7 +46,7 @@ class _Exchange:
             kinds = [shape for shape, *_ in table]
             if len(set(kinds)) > 1:
                 own = "rows of shape %s" % list(self._rows.shape[1:])
-                raise _core.disagreement("%r" % self._call.name.removesuffix(".rows"), {
+                raise _errors.disagreement("%r" % self._call.name.removesuffix(".rows"), {
                     rank: own if kind == kinds[self._rank] else "rows of another shape"
                     for rank, kind in zip(self._ranks, kinds)})
             rows, self._received = self._rows, [given[1 + self._rank] for given in table]
@@ -54,7 +54,7 @@ class _Exchange:
             give, take = ([count * each for count in counts] for counts in (self._given, self._received))
 
             def submit(call, pair, result=None):
-                return _core.alltoall(call, pair[0].data_ptr(), give, pair[1].data_ptr(), take, DTYPES[rows.dtype], pair,
+                return _operations.alltoall(call, pair[0].data_ptr(), give, pair[1].data_ptr(), take, DTYPES[rows.dtype], pair,
                                       result)
 
             shape = (sum(self._received), *rows.shape[1:])
@@ -75,9 +75,9 @@ class _Exchange:
         return self._failure is not None or (self._exchange is not None and self._exchange.done())
 
     def wait(self):
-        _core.await_event(self.submitted)
+        _waits.await_event(self.submitted)
         if self._failure is not None:
-            raise _core.again(self._failure)
+            raise _errors.again(self._failure)
         rows = self._exchange.wait()
         if self._device is not None:
             self._device.keep([rows])  # it was made on another stream
@@ -107,7 +107,7 @@ def alltoall_async(tensor, splits=None, name=None, process_set=global_process_se
                 raise ValueError("splits must be %d numbers from 0 whose sum is the first dimension, %d, not %s"
                                  % (size, rows, given))
     except (TypeError, ValueError, NotImplementedError) as reason:
-        _core.refuse(ALLGATHER, call.but(name=name + ".splits"), reason)
+        _calls.refuse(ALLGATHER, call.but(name=name + ".splits"), reason)
         raise
     return _Exchange(call, tensor, given, dtype, process_set)
 
@@ -166,7 +166,7 @@ def _reducescatter(several, tensors, process_set):
         call = call.but(note=str(list(packed.shape)))  # ranks whose tensors have as many elements in other rows are told
 
         def submit(call, pair, result=None, counts=counts, code=code):
-            return _core.reduce_scatter(call, pair[0].data_ptr(), pair[1].data_ptr(), counts, code, pair, result)
+            return _operations.reduce_scatter(call, pair[0].data_ptr(), pair[1].data_ptr(), counts, code, pair, result)
 
         if packed.is_cpu:
             operations.append(submit(call, (packed, result), result))

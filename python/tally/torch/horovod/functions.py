@@ -10,8 +10,8 @@ import pickle
 
 import torch
 
-from ... import _core
-from ..._core import STATE, Call
+from ... import _calls, _errors, _job
+from ..._calls import STATE, Call
 from ..._lib import ALLGATHER, BROADCAST
 from ..calls import Group, allgather, broadcast
 from ..process_sets import global_process_set
@@ -36,7 +36,7 @@ def compare(what, own, process_set=global_process_set, name=None):
         return
     for entries in itertools.zip_longest(*allgather_object(own, process_set=process_set), fillvalue="nothing"):
         if len(set(entries)) > 1:
-            raise _core.disagreement(what, dict(zip(process_set.ranks, entries)))
+            raise _errors.disagreement(what, dict(zip(process_set.ranks, entries)))
 
 
 def broadcast_parameters(params, root_rank, process_set=global_process_set):
@@ -61,7 +61,7 @@ def broadcast_parameters(params, root_rank, process_set=global_process_set):
         if not isinstance(tensor, torch.Tensor):
             reason = TypeError("parameter %s is no tensor but of type %s; use broadcast_object for it"
                                % (name, type(tensor).__name__))
-            _core.refuse(ALLGATHER, _call(None, process_set), reason)  # of compare()
+            _calls.refuse(ALLGATHER, _call(None, process_set), reason)  # of compare()
             raise reason
     compare("the parameters to broadcast", sorted("%r" % (name,) for name, _ in params), process_set)
     Group([broadcast(_call(name, process_set), tensor, tensor, root_rank, process_set) for name, tensor in params]).wait()
@@ -73,13 +73,13 @@ def broadcast_object(obj, root_rank=0, name=None, process_set=global_process_set
     obj: anything that can be pickled (with lambdas and the like if cloudpickle is installed).  Ignored on other ranks.
     """
     first, second = [_call(name and name + end, process_set) for end in (".length", ".pickle")]
-    root = _core.rank() == root_rank
+    root = _job.rank() == root_rank
     length = torch.zeros(1, dtype=torch.int64, device="cpu")
     if root:
         try:
             data = torch.frombuffer(bytearray(_dumps(obj)), dtype=torch.uint8)
         except Exception as reason:
-            _core.refuse(BROADCAST, first, "rank %d cannot pickle its object: %s" % (root_rank, reason))
+            _calls.refuse(BROADCAST, first, "rank %d cannot pickle its object: %s" % (root_rank, reason))
             raise
         length[0] = data.numel()
     broadcast(first, length, length, root_rank, process_set).wait()
@@ -98,7 +98,7 @@ def allgather_object(obj, name=None, process_set=global_process_set):
     try:
         data = torch.frombuffer(bytearray(_dumps(obj)), dtype=torch.uint8)
     except Exception as reason:
-        _core.refuse(ALLGATHER, call, "rank %d cannot pickle its object: %s" % (_core.rank(), reason))
+        _calls.refuse(ALLGATHER, call, "rank %d cannot pickle its object: %s" % (_job.rank(), reason))
         raise
     gather = allgather(call, data)
     return [pickle.loads(piece.numpy().tobytes()) for piece in gather.wait().split(gather.first_dims)]
@@ -129,7 +129,7 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
     optimizer: any torch optimizer or DistributedOptimizer over the same parameters on all ranks, in the same order.
     model: accepted as in Horovod; not needed, because no step is made to create the state.
     """
-    root = _core.rank() == root_rank
+    root = _job.rank() == root_rank
     tensors = []
 
     def take(tensor):

@@ -21,8 +21,8 @@ import re
 
 import torch
 
-from ... import _core
-from ..._core import Call, Reduction, reducing
+from ... import _errors, _job, _operations
+from ..._calls import Call, Reduction, reducing
 from ..._lib import ALLGATHER, PUSH_PULL
 from .. import calls
 from ..process_sets import global_process_set
@@ -46,7 +46,7 @@ def _explain(sentence):
 
 
 _MADE_UP = re.compile(r"'(?:(alltoall|sparse|device)\.noname\.(\d+)(?:[.\[][^']*)?|([^']*)\.reducescatter)'")
-_core.explainers.append(_explain)
+_errors.explainers.append(_explain)
 
 
 def poll(handle):
@@ -213,7 +213,7 @@ def broadcast(tensor, root_rank, name=None, process_set=global_process_set):
 
     def back(gradients):
         mean = allreduce_async(gradients[0], name=calls.backward_name(name), process_set=process_set).wait()
-        return [mean if _core.rank() == root_rank else torch.zeros_like(mean)]
+        return [mean if _job.rank() == root_rank else torch.zeros_like(mean)]
 
     return calls.flow(start, back, [tensor])[0]
 
@@ -256,4 +256,4 @@ def grouped_allgather(tensors, name=None, process_set=global_process_set):
 
 def barrier(process_set=global_process_set):
     """Wait until all ranks have called it.  Operations in flight may still go on: synchronize() waits for those."""
-    _core.barrier(group=process_set.group())
+    _operations.barrier(group=process_set.group())

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 
 import torch
 
-from ... import _core, _where
-from ..._core import GRADIENT, Call, Reduction
+from ... import _calls, _errors, _job, _where
+from ..._calls import GRADIENT, Call, Reduction
 from ..._lib import ALLGATHER, PUSH_PULL
 from .. import device, patches
 from ..calls import reduce, reduction as reduction_of
@@ -44,9 +44,9 @@ def _take_number(process_set):
     """0 for a process set's first optimizer in a communicator, then 1, and so on.  It is the same on all its ranks,
     because making an optimizer is collective.  It keeps the names of several optimizers apart."""
     generation, count = _numbered.get(process_set.process_set_id, (0, 0))
-    if generation != _core.generation():
+    if generation != _job.generation():
         count = 0
-    _numbered[process_set.process_set_id] = (_core.generation(), count + 1)
+    _numbered[process_set.process_set_id] = (_job.generation(), count + 1)
     return count
 
 
@@ -91,7 +91,7 @@ def _explain(sentence):
 
 
 _STEP = re.compile(r"'(?:(\d+):)?/frozen'")
-_core.explainers.append(_explain)
+_errors.explainers.append(_explain)
 
 
 class _Distributed(Shared):
@@ -199,7 +199,7 @@ class _Distributed(Shared):
         number = _take_number(self._process_set)
         self._order.begin_anew(self._observes(), len(self._slots))
         self._prefix = "" if number == 0 else "%d:" % number
-        self._agreed, group = _core.generation(), self._process_set.group()
+        self._agreed, group = _job.generation(), self._process_set.group()
         for slot in self._slots:
             slot.call = Call(self._prefix + slot.name, self._op, group, 0, 1.0 / self._predivide, self._predivide, GRADIENT)
         compare("DistributedOptimizer %d" % number,
@@ -218,7 +218,7 @@ class _Distributed(Shared):
                 names.append(part)
                 sizes.append((high - low) * element)
         if names and self.of_all:
-            _core.plan(names, sizes, GRADIENT)
+            _job.plan(names, sizes, GRADIENT)
 
     def add_param_group(self, param_group):
         """Like the optimizer's own; gradients of the new parameters are reduced too.  Collective."""
@@ -286,34 +286,34 @@ class _Distributed(Shared):
 
     def _observes(self):
         """Whether the order in which forward uses parameters here becomes all ranks' priorities."""
-        return self.of_all and not self._alone and _core.rank() == 0
+        return self.of_all and not self._alone and _job.rank() == 0
 
     def _compare_frozen(self):
         """Begin this step's comparison, if it has not begun."""
-        if self._frozen is None or self._frozen[1] != _core.generation():
+        if self._frozen is None or self._frozen[1] != _job.generation():
             self._begin_comparison()
 
     def _begin_comparison(self):
         """Say which parameters need no gradient here.  On rank 0 also say the order in which forward uses them, if it has
         changed.  A rank that has joined says nothing."""
-        if self._agreed != _core.generation():
+        if self._agreed != _job.generation():
             self._agree()  # the job was left and joined again
         if self.of_all:
             changed, places = self._order.begin()
             if changed:
                 for place, number in enumerate(self._order.order):
                     self._slots[number].priority = -place
-            words = torch.tensor([0] * _core.size() + places, dtype=torch.int32, device="cpu")
-            words[_core.rank()] = 1 + zlib.crc32(bytes(slot.p.requires_grad for slot in self._update)) % (1 << 30)
+            words = torch.tensor([0] * _job.size() + places, dtype=torch.int32, device="cpu")
+            words[_job.rank()] = 1 + zlib.crc32(bytes(slot.p.requires_grad for slot in self._update)) % (1 << 30)
             handle = reduce(Call(self._prefix + "/frozen", space=GRADIENT), words, words)
-            self._frozen = handle, _core.generation()
+            self._frozen = handle, _job.generation()
 
     def _refuse(self, slot, reason):
         kind, end = (PUSH_PULL, "") if slot.empty is None else (ALLGATHER, ".rows")
-        _core.refuse(kind, slot.call.but(name=slot.call.name + end), reason)
+        _calls.refuse(kind, slot.call.but(name=slot.call.name + end), reason)
 
     def _submit(self, slot):
-        if self._agreed != _core.generation():
+        if self._agreed != _job.generation():
             self._agree()
         p, changed = slot.p, self._is_changed(slot)
         if p.grad is None:
@@ -336,7 +336,7 @@ class _Distributed(Shared):
         if gradient.is_sparse:
             if slot.empty is None:
                 # A rank that has had none of this parameter sends zeros in its place, and would wait for ours.
-                _core.refuse(PUSH_PULL, call, TypeError(
+                _calls.refuse(PUSH_PULL, call, TypeError(
                     "its gradient is sparse, and another rank's first one is not, or missing: sparse_as_dense=True makes "
                     "them alike"))
                 slot.empty = torch.sparse_coo_tensor(
@@ -384,7 +384,7 @@ class _Distributed(Shared):
         for slot, handle in list(self._handles.items()):
             if handle is not None:
                 if self._is_changed(slot):
-                    failure = failure or _core.Error(
+                    failure = failure or _errors.Error(
                         "the gradient of %s was changed between backward and the end of its reduction; call "
                         "optimizer.synchronize() before what changes gradients, such as clipping, and step() in "
                         "optimizer.skip_synchronize()" % slot.name, errno.EINVAL)
@@ -418,7 +418,7 @@ class _Distributed(Shared):
             if self._handles.get(slot) is None and slot.p.requires_grad:
                 try:
                     self._handles[slot] = self._submit(slot)
-                except (TypeError, ValueError, NotImplementedError, _core.Error) as error:
+                except (TypeError, ValueError, NotImplementedError, _errors.Error) as error:
                     if _where.is_handlers(error):
                         raise
                     failure = failure or error
@@ -438,20 +438,20 @@ class _Distributed(Shared):
         """
         try:
             words = handle.wait().tolist()
-        except _core.Error as error:
+        except _errors.Error as error:
             if _where.is_handlers(error):
                 raise
             return error
         finally:
             self._order.end()
-        size = _core.size()
+        size = _job.size()
         self._order.heard(words[size:])
         if len({word for word in words[:size] if word}) < 2:
             return None
         failure = None
         for slot in self._update:
             if self._handles.get(slot) is None and not slot.p.requires_grad:
-                error = _core.disagreement("%r" % slot.name, {_core.rank(): "frozen (requires_grad is False)"})
+                error = _errors.disagreement("%r" % slot.name, {_job.rank(): "frozen (requires_grad is False)"})
                 self._refuse(slot, error)
                 failure = failure or error
         return failure

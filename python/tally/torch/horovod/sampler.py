@@ -7,7 +7,7 @@ import random
 
 import torch
 
-from ... import _core
+from ... import _job
 
 
 class ElasticSampler(torch.utils.data.Sampler):
@@ -52,7 +52,7 @@ class ElasticSampler(torch.utils.data.Sampler):
 
     def reset(self):
         """Split the remaining samples equally over the present ranks; some samples come twice."""
-        self.rank, self.num_replicas = _core.rank(), _core.size()
+        self.rank, self.num_replicas = _job.rank(), _job.size()
         left = [index for index in range(len(self.dataset)) if index not in self.processed_indices]
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(left)

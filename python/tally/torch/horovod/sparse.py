@@ -10,8 +10,8 @@ import threading
 
 import torch
 
-from ... import _core
-from ..._core import Call
+from ... import _calls, _errors, _job, _waits
+from ..._calls import Call
 from ..._lib import ALLGATHER
 from .. import calls
 from ..process_sets import global_process_set
@@ -38,7 +38,7 @@ class SparseReduction:
             calls.check(values)
         except (TypeError, NotImplementedError, RuntimeError, AttributeError) as reason:
             for one in (gathering, self._call):
-                _core.refuse(ALLGATHER, one, reason)
+                _calls.refuse(ALLGATHER, one, reason)
             raise
         self._gather = self._sum = self._result = self._failure = self._reason = None
         self.submitted = threading.Event()
@@ -88,8 +88,8 @@ class SparseReduction:
         like = given[0][1]
         for _, piece in given:
             if not torch.equal(piece[:length], like[:length]):
-                ranks = _core.group_ranks(self._call.group)
-                raise _core.disagreement("%r" % self._call.name.removesuffix(".values"), {
+                ranks = _job.group_ranks(self._call.group)
+                raise _errors.disagreement("%r" % self._call.name.removesuffix(".values"), {
                     ranks[one]: "sparse of shape %s, %d of its dimensions sparse" % (header[2:2 + header[0]], header[1])
                     for one, header in ((one, piece[:length].tolist()) for one, piece in given)})
         return torch.unique(torch.cat([piece[length:] for _, piece in given]))
@@ -107,9 +107,9 @@ class SparseReduction:
     def wait(self):
         """The sum, coalesced."""
         if self._result is None:
-            _core.await_event(self.submitted)
+            _waits.await_event(self.submitted)
             if self._failure is not None:
-                raise _core.again(self._failure)
+                raise _errors.again(self._failure)
             values = self._sum.wait()
             rows, indices = self._rows, []
             for stride in self._strides:

@@ -8,8 +8,8 @@ import itertools
 
 import torch
 
-from ... import _core
-from ..._core import STATE, Call
+from ... import _calls, _errors, _job
+from ..._calls import STATE, Call
 from ..._lib import ALLGATHER
 from ..calls import allgather, reduce
 from ..patches import BatchNorm
@@ -34,7 +34,7 @@ def gather(own):
 
 def refuse_gather(reason):
     """Make the other ranks' next gather() fail with this rank's reason."""
-    _core.refuse(ALLGATHER, _ROWS, reason)
+    _calls.refuse(ALLGATHER, _ROWS, reason)
 
 
 class SyncBatchNorm(BatchNorm):
@@ -56,7 +56,7 @@ class SyncBatchNorm(BatchNorm):
             raise ValueError("expected an input of 2 dimensions or more, got one of %d" % input.dim())
 
     def forward(self, input):
-        alone = _core.size() == 1 or (not self.training and self.track_running_stats)
+        alone = _job.size() == 1 or (not self.training and self.track_running_stats)
         try:
             self._check_input_dim(input)
         except ValueError as reason:
@@ -65,8 +65,8 @@ class SyncBatchNorm(BatchNorm):
             raise
         if alone:
             return super().forward(input)
-        if self._numbered_in != _core.generation():
-            self._numbered_in = _core.generation()
+        if self._numbered_in != _job.generation():
+            self._numbered_in = _job.generation()
             self._number = next(_numbers.setdefault(self._numbered_in, itertools.count()))
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self._number)
         if self.training and self.track_running_stats:
@@ -96,7 +96,7 @@ class _Normalize(torch.autograd.Function):
         row = torch.cat([wide.new_full((1,), number), wide.new_full((1,), length), mean, variance]).to(torch.float64)
         numbers, lengths, layers = gather(row)
         if len(set(zip(layers, lengths))) > 1:
-            raise _core.disagreement("SyncBatchNorm", {
+            raise _errors.disagreement("SyncBatchNorm", {
                 rank: "layer %d of %d channels" % (layer, (length - 2) // 2)
                 for rank, (layer, length) in enumerate(zip(layers, lengths))})
         # Of the ranks' means and variances in one go, in float64: the mean of all, and the mean square around it.

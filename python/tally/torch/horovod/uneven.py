@@ -10,7 +10,7 @@ SPDX-License-Identifier: Apache-2.0
 import threading
 import weakref
 
-from ... import _core
+from ... import _operations, _waits
 from .. import device as devices
 from ..crossing import gates
 
@@ -36,7 +36,7 @@ def _settle_halves():
         halves = [half for one in _halves if (half := one()) is not None]
         _halves.clear()
     for half in halves:
-        _core.await_event(half.submitted)
+        _waits.await_event(half.submitted)
 
 
 def join(device=-1):
@@ -55,7 +55,7 @@ def join(device=-1):
     gates.drain()     # updates of the last step(), whose sums this rank is in
     _settle_halves()
     devices.settle()  # what was begun on a device counts as submitted
-    last = _core.join()
+    last = _operations.join()
     for one in _optimizers:
         optimizer = one()
         if optimizer is not None:

@@ -1,0 +1,373 @@
+"""Operations in flight, on addresses.  `_array` and `tally.torch` build on it.
+
+Flow: a caller describes memory by address, count and dtype, and the rest by a Call -> push_pull() or another hands them
+to the C library -> an Operation keeps the memory alive and waits, or `_events` calls Call.then at its end.  Any thread may
+call.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import threading
+import time
+
+from . import _leaving, _lib, _where
+from ._calls import USER, Call, encode, options_of, refuse
+from ._errors import Error, NotInitializedError, again, explain, failed
+from ._job import after_shutdown, group_ranks, own, unusable
+from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, REDUCE, REDUCE_SCATTER, SCATTER, blocking,
+                   lib)
+from ._waits import SLICE_MS
+
+_orphans = []  # (operation, *what it uses) of handles dropped in flight
+_calling = _leaving.calling
+exchanged = 0    # elements of this rank in reductions and gathers; steps.py compares it with gradients
+MANY = 1 << 62   # added to it for what says nothing about gradients: messages and all-to-alls
+
+
+def exchange(elements):
+    """Count elements of this rank in an operation that the submission does not count."""
+    global exchanged
+    exchanged += elements
+
+
+def forget_exchanged():
+    """Begin to count anew."""
+    global exchanged
+    exchanged = 0
+
+
+class Operation:
+    """An operation in flight.  Poll it with done(), end it with wait().
+
+    It holds the memory that the operation reads and writes.  If the handle is dropped in flight, the module holds that
+    memory until the operation has ended.
+    """
+
+    __slots__ = ("_op", "_keep", "_result", "_finish", "_lock", "_ended", "_failure", "_group", "_job", "__weakref__")
+
+    def __init__(self, op, call, keep=None, result=None):
+        _calling.here = True
+        self._ended = False
+        self._keep = keep      # memory in use until the end, beside the result
+        self._op = op          # address; owned
+        self._result = result  # what wait() returns, or passes to finish
+        self._finish = finish = call.finish
+        if finish is not None:
+            self._lock = threading.RLock()  # held while finish runs
+        self._group = call.group
+        self._job = call.job
+        self._failure = None
+
+    def done(self):
+        """Whether the operation has ended, successfully or not."""
+        return self._ended or lib.tally_op_poll(self._op) != 0
+
+    def wait(self, timeout=None):
+        """Wait for the end and return the result.  Every later call returns it again.
+
+        timeout: seconds, None for ever.  After it TimeoutError is raised, and the operation continues.
+        Raises Error with the reason if the operation failed.  Other Python threads run, and signals get through.
+        """
+        if not self._ended and not self.ends(timeout):
+            raise TimeoutError("the operation has not ended within %g s" % timeout)
+        if self._failure is not None:
+            raise again(self._failure)
+        return self._result
+
+    def ends(self, timeout=None):
+        """Wait for the end.  Returns whether it has come within `timeout` seconds (None: for ever); wait() then tells how.
+
+        An exception that leaves this is not the operation's: a signal handler has raised it.  The operation goes on."""
+        if self._ended:
+            return True
+        op = self._op
+        if lib.tally_op_poll(op):
+            status = lib.tally_op_wait(op, 0)
+        else:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            while True:
+                limit = SLICE_MS
+                if deadline is not None:
+                    limit = min(limit, max(0, int((deadline - time.monotonic()) * 1000)))
+                status = blocking.tally_op_wait(op, limit)
+                if status != -errno.ETIMEDOUT:
+                    break
+                if lib.tally_op_poll(op):  # just after the slice's end, or with a status that is called the same
+                    status = lib.tally_op_wait(op, 0)
+                    break
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+        if status == 0 and self._finish is not None:
+            self._complete()
+            return True
+        if status < 0:
+            sentence = lib.tally_op_error(op).decode(errors="replace")
+            self._failure = Error(explain(sentence or os.strerror(-status)) + _where.of_caller(), -status)
+            self._result = None
+        self._finish = self._keep = None
+        self._ended = True
+        return True
+
+    def _complete(self):
+        """Call finish.  Two threads may wait for one handle, and a signal handler may wait while its thread is in finish."""
+        with self._lock:
+            if self._ended:
+                return
+            failure = result = None
+            try:
+                result = self._finish(self._result)
+            except BaseException as error:
+                if not isinstance(error, Exception) or _where.is_handlers(error):
+                    raise  # the next waiter finishes it
+                failure = error
+            if not self._ended:
+                self._failure, self._result = failure, result
+                self._finish = self._keep = None
+                self._ended = True
+
+    def cancel(self, reason):
+        """Cancel the operation.  It soon fails with an Error (ECANCELED) and `reason` on all ranks, unless all have submitted it."""
+        if not self._ended:
+            with contextlib.suppress(NotInitializedError), (self._job or own).in_use():
+                lib.tally_op_cancel(self._op, reason.encode())
+
+    def watch(self, then):
+        """Call then(self) once the operation has ended: in a thread of the completion queue, or at once if it has ended.
+        Only once, and only for an operation that was submitted without `then`."""
+        events = (self._job or own).events  # still there, while operations may be under way
+        status = lib.tally_op_watch(self._op)
+        if status == 0:
+            events.expect(self._op, then, self)
+        elif status == -errno.EINVAL:
+            raise failed(status, "watch")
+        else:
+            then(self)
+
+    def gathered(self):
+        """Return (address, bytes, list of the ranks' first dimensions) of a finished allgather.
+
+        The memory belongs to the operation and lives as long as this object."""
+        data, length, dims = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.POINTER(ctypes.c_int64)()
+        status = lib.tally_op_gathered(self._op, ctypes.byref(data), ctypes.byref(length), ctypes.byref(dims))
+        if status < 0:
+            raise failed(status, "allgather")
+        return data.value, length.value, dims[:len(group_ranks(self._group))]
+
+    def source(self):
+        """The sender of the message that a finished probe has found, as a place in the group.  For a finished join: the rank that
+        joined last."""
+        status = lib.tally_op_source(self._op)
+        if status < 0:
+            raise failed(status, "probe")
+        return status
+
+    # Bound at definition: module globals may be gone when the interpreter ends.
+    def __del__(self, _poll=lib.tally_op_poll, _free=lib.tally_op_free, _orphans=_orphans, _own=own):
+        if _own.forked or not hasattr(self, "_op"):  # torch.compile makes objects without __init__
+            return
+        if self._ended or _poll(self._op):
+            _free(self._op)
+        else:
+            _orphans.append((self._op, self._keep, self._result))
+
+
+def _sweep():
+    """Free dropped operations that have ended since."""
+    for _ in range(len(_orphans)):
+        try:
+            orphan = _orphans.pop(0)
+        except IndexError:  # another thread sweeps too
+            return
+        if lib.tally_op_poll(orphan[0]):
+            lib.tally_op_free(orphan[0])
+        else:
+            _orphans.append(orphan)
+
+
+after_shutdown(_sweep)
+
+
+# --- submissions ------------------------------------------------------------------------------------------
+
+
+def _rejected(status, kind, call, comm):
+    """The exception for a submission that the library refused.  Tells the other ranks the reason."""
+    if not comm:  # another thread has closed it since
+        return unusable()
+    sentence = explain(_lib.error() or os.strerror(-status))
+    if status == -errno.EBUSY:
+        return ValueError(sentence)
+    if status in (-errno.EINVAL, -errno.ENOTSUP):
+        refuse(kind, call, sentence)
+        return ValueError(sentence)
+    return Error(sentence, -status)
+
+
+def _broken_off(error, op, kind, call, keep, result):
+    """Handle an exception in a submission: an argument cannot be passed to the library, or a signal handler has raised it.
+    The other ranks are told, unless the operation is under way."""
+    if op.value:
+        operation = Operation(op.value, call, keep, result)  # its memory is held until it has ended
+        if call.then is not None:
+            (call.job or own).events.expect(op.value, lambda _: None, operation)  # or a later one's call would run in place of this one's
+    elif isinstance(error, ctypes.ArgumentError):
+        error = TypeError("an argument is of the wrong type: %s" % error)
+        refuse(kind, call, error)
+        raise error from None
+    else:
+        refuse(kind, call, error if isinstance(error, (TypeError, ValueError, OverflowError)) else
+               _leaving.reason(type(error), error))
+
+
+# Below, `keep` is memory in use until the end, beside `result`, which wait() returns.
+
+
+def _submit(kind, function, call, shape, keep, result, *arguments, elements=0):
+    """Call the library's function(comm, *arguments, options, op).  kind: None for a message.  elements: for `exchanged`.
+    Returns the Operation."""
+    job = call.job or own
+    comm, events = job.comm, job.events
+    if comm is None:
+        raise unusable()
+    global exchanged
+    exchanged += elements
+    op = ctypes.c_void_p()
+    try:
+        options = options_of(call, shape)
+        status = function(comm, *arguments, options[0], ctypes.byref(op))
+    except BaseException as error:
+        _broken_off(error, op, kind, call, keep, result)
+        raise
+    if status < 0:
+        raise _rejected(status, kind, call, comm)
+    if _orphans:
+        _sweep()
+    operation = Operation(op.value, call, keep, result)
+    if call.then is not None:
+        events.expect(op.value, call.then, operation)
+    return operation
+
+
+def push_pull(call, source, target, count, dtype, shape, keep=None, result=None, _function=lib.tally_push_pull,
+              _pointer=ctypes.c_void_p, _byref=ctypes.byref):
+    """Submit a reduction of `count` elements at address `source` into `target` (the same: in place)."""
+    job = call.job or own
+    comm, events = job.comm, job.events
+    if comm is None:
+        raise unusable()
+    global exchanged
+    exchanged += count
+    op, encoded, then, known = _pointer(), call.encoded, call.then, call.options
+    if encoded is None and call.name is not None:
+        encoded = call.encoded = encode(call.name)
+    try:
+        options = known[1] if known is not None and known[0] == shape else options_of(call, shape)
+        status = _function(comm, encoded, source, target, count, dtype, call.reduction, options[0], _byref(op))
+    except BaseException as error:
+        _broken_off(error, op, PUSH_PULL, call, keep, result)
+        raise
+    if status < 0:
+        raise _rejected(status, PUSH_PULL, call, comm)
+    if _orphans:
+        _sweep()
+    operation = Operation(op.value, call, keep, result)
+    if then is not None:
+        events.expect(op.value, then, operation)
+    return operation
+
+
+def broadcast(call, buffer, count, dtype, root, shape, keep=None, result=None):
+    """Submit a broadcast of `count` elements at address `buffer` from rank `root`, in place."""
+    return _submit(BROADCAST, lib.tally_broadcast, call, shape, keep, result, encode(call.name), buffer, count, dtype, root)
+
+
+def allgather(call, source, count, dtype, shape, keep=None):
+    """Submit an allgather of `count` elements at address `source`.  Operation.gathered() returns the result."""
+    return _submit(ALLGATHER, lib.tally_allgather, call, shape, keep, None, encode(call.name), source, count, dtype,
+                   elements=count)
+
+
+def allgather_into(call, source, target, count, dtype, shape, keep=None):
+    """Submit an allgather of `count` elements at address `source` on each rank, concatenated at `target`."""
+    return _submit(ALLGATHER, lib.tally_allgather_into, call, shape, keep, None, encode(call.name), source, target, count,
+                   dtype, elements=count)
+
+
+def _sizes(counts):
+    return (ctypes.c_size_t * len(counts))(*counts)
+
+
+def reduce_scatter(call, source, target, counts, dtype, keep=None, result=None):
+    """Submit a reduce-scatter.  `source` holds counts[i] elements for rank i, in order of ranks; `target` gets this rank's."""
+    return _submit(REDUCE_SCATTER, lib.tally_reduce_scatter, call, (), keep, result, encode(call.name), source, target,
+                   _sizes(counts), dtype, call.reduction, elements=sum(counts))
+
+
+def alltoall(call, source, give, target, take, dtype, keep=None, result=None):
+    """Submit an all-to-all: give[i] elements at address `source` for rank i, take[i] elements from it at `target`."""
+    return _submit(ALLTOALL, lib.tally_alltoall, call, (), keep, result, encode(call.name), source, _sizes(give), target,
+                   _sizes(take), dtype, elements=MANY)
+
+
+def reduce(call, source, target, count, dtype, root, keep=None):
+    """Submit a reduction.  Only the root gets the result, at `target`."""
+    return _submit(REDUCE, lib.tally_reduce, call, (count,), keep, None, encode(call.name), source, target, count, dtype,
+                   call.reduction, root, elements=count)
+
+
+def gather(call, source, count, target, counts, dtype, root, keep=None):
+    """Submit a gather: counts[i] elements of rank i, in order of ranks, at the root's `target`.
+
+    target, counts: only on the root, elsewhere None."""
+    return _submit(GATHER, lib.tally_gather, call, (), keep, None, encode(call.name), source, count, target,
+                   counts and _sizes(counts), dtype, root, elements=count)
+
+
+def scatter(call, source, counts, target, count, dtype, root, keep=None):
+    """Submit a scatter: counts[i] elements of the root's `source` for rank i."""
+    return _submit(SCATTER, lib.tally_scatter, call, (), keep, None, encode(call.name), source, counts and _sizes(counts),
+                   target, count, dtype, root)
+
+
+def send(call, source, count, dtype, to, tag, keep=None):
+    """Submit a message of `count` elements at address `source` to a rank of the group."""
+    return _submit(None, lib.tally_send, call, (), keep, None, source, count, dtype, to, tag)
+
+
+def recv(call, target, count, dtype, sender, tag, keep=None):
+    """Submit a receive from a rank of the group."""
+    return _submit(None, lib.tally_recv, call, (), keep, None, target, count, dtype, sender, tag)
+
+
+def probe(call, tag):
+    """Submit a search for a message that this rank has not begun to receive.  Operation.source() returns its sender."""
+    return _submit(None, lib.tally_probe, call, (), None, None, tag)
+
+
+def barrier_async(call):
+    """Submit a barrier, which ends when all ranks have called it."""
+    return _submit(BARRIER, lib.tally_barrier, call, (0,), None, None, encode(call.name))
+
+
+def barrier(name=None, group=None):
+    """Wait until all ranks, or those of a group, have called it."""
+    barrier_async(Call(name, group=group, space=USER)).wait()
+
+
+def join():
+    """Declare that this rank has no more input, and wait until all ranks have.  Returns the rank that joined last.
+
+    Until then this rank takes no part in what the others submit.  Other Python threads run, and signals get through."""
+    op, call = ctypes.c_void_p(), Call()
+    with own.in_use() as comm:
+        status = lib.tally_join(comm, options_of(call, ())[0], ctypes.byref(op))
+    if status < 0:
+        raise failed(status, "join")
+    operation = Operation(op.value, call)
+    operation.wait()
+    own.joined()
+    return operation.source()
