@@ -84,43 +84,17 @@ static int exchange_cut(tally_comm *c, struct tally_op *op)
     return tly_parts_exchange(c, op, own->table);
 }
 
-const struct tly_call tly_call_alltoall = {
-    .own_bytes = sizeof(struct exchange),
-    .check = exchange_check,
-    .needs = exchange_needs,
-    .furnish = exchange_furnish,
-    .release = exchange_release,
-    .cut = exchange_cut,
-    .function = "tally_alltoall",
-    .collective = "all_to_all",
-    .pieces = true,
-    .paired = true,
-    .moves = true};
+/* What the three calls have in common. */
+#define EXCHANGE \
+    .own_bytes = sizeof(struct exchange), .check = exchange_check, .needs = exchange_needs, \
+    .furnish = exchange_furnish, .release = exchange_release, .cut = exchange_cut, .pieces = true, \
+    .paired = true, .moves = true
 
-const struct tly_call tly_call_gather = {
-    .own_bytes = sizeof(struct exchange),
-    .check = exchange_check,
-    .needs = exchange_needs,
-    .furnish = exchange_furnish,
-    .release = exchange_release,
-    .cut = exchange_cut,
-    .function = "tally_gather",
-    .collective = "gather",
-    .root = "to",
-    .pieces = true,
-    .paired = true,
-    .moves = true};
+const struct tly_call tly_call_alltoall = {EXCHANGE, .function = "tally_alltoall",
+                                           .collective = "all_to_all"};
 
-const struct tly_call tly_call_scatter = {
-    .own_bytes = sizeof(struct exchange),
-    .check = exchange_check,
-    .needs = exchange_needs,
-    .furnish = exchange_furnish,
-    .release = exchange_release,
-    .cut = exchange_cut,
-    .function = "tally_scatter",
-    .collective = "scatter",
-    .root = "from",
-    .pieces = true,
-    .paired = true,
-    .moves = true};
+const struct tly_call tly_call_gather = {EXCHANGE, .function = "tally_gather", .collective = "gather",
+                                         .root = "to"};
+
+const struct tly_call tly_call_scatter = {EXCHANGE, .function = "tally_scatter", .collective = "scatter",
+                                          .root = "from"};

@@ -128,24 +128,12 @@ static int probe_answered(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
-const struct tly_call tly_call_message = {
-    .own_bytes = sizeof(struct message),
-    .needs = message_needs,
-    .furnish = message_furnish,
-    .name = message_name,
-    .release = message_release,
-    .cut = message_cut,
-    .function = "message",
-    .message = true};
+/* What a message and a probe have in common. */
+#define MESSAGE \
+    .own_bytes = sizeof(struct message), .needs = message_needs, .furnish = message_furnish, \
+    .name = message_name, .release = message_release, .cut = message_cut, .message = true
 
-const struct tly_call tly_call_probe = {
-    .own_bytes = sizeof(struct message),
-    .needs = message_needs,
-    .furnish = message_furnish,
-    .name = message_name,
-    .release = message_release,
-    .cut = message_cut,
-    .finds = true,
-    .answered = probe_answered,
-    .function = "probe",
-    .message = true};
+const struct tly_call tly_call_message = {MESSAGE, .function = "message"};
+
+const struct tly_call tly_call_probe = {MESSAGE, .finds = true, .answered = probe_answered,
+                                        .function = "probe"};
