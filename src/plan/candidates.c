@@ -147,6 +147,21 @@ void tly_candidates_find_short(struct tly_replan *r, int count, const struct tly
     }
 }
 
+/* How busy the plan keeps each card, by the values and the split that hold. */
+static void find_loads(struct tly_replan *r, int count, const struct tly_replan_service *s)
+{
+    int n = tly_candidates_gather(r, count, s);
+    double takes = n && any(n, r->now) ? tly_plan_cost(n, r->machine, r->now, NULL) : NAN;
+    for (int i = 0; i < count; i++)
+        r->place[i].load = 1;
+    for (int j = 0; j < n; j++) {
+        const struct tly_plan_machine *m = &r->machine[j];
+        if (m->card == (uint32_t)j && m->bandwidth > 0 && takes > 0)
+            r->place[s[r->from[j]].machine.card].load =
+                tly_plan_traffic(n, r->machine, r->now, j) / m->bandwidth / takes;
+    }
+}
+
 void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     look(r, count, s);
@@ -166,6 +181,7 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
         p->next_sums = p->sums.value;
         p->eases = false;
     }
+    find_loads(r, count, s);
 }
 
 bool tly_candidates_wait(const struct tly_replan *r, int count, const struct tly_replan_service *s)
@@ -207,17 +223,20 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
     return isinf(slowest);
 }
 
-/* Has a card of another value backlogs for clearly more of the time, and carries less of its value?  Then this one may only
- * have that one's backlogs. */
+/* Has another card backlogs for clearly more of the time, which explain this one's?  That is a card of another value that
+ * carries less of its value, or one that carries about its value and that the plan keeps busy for clearly longer. */
 static bool waits_for_another(const struct tly_replan *r, int count, const struct tly_replan_service *s,
-                              const struct tly_gauge *own)
+                              const struct place *own)
 {
-    double limit = fmin(of_value(own), 1 - TLY_REPLAN_CLEARLY), busy = tly_gauge_busy(own);
+    double limit = fmin(of_value(&own->card), 1 - TLY_REPLAN_CLEARLY), busy = tly_gauge_busy(&own->card);
     for (int i = 0; i < count; i++) {
-        const struct tly_gauge *g = &r->place[i].card;
-        bool refuted = r->samples < r->place[i].known.refuted_until;
-        if (tly_candidates_is_card(r, s, i) && g->value != own->value && of_value(g) < limit && !refuted &&
-            tly_gauge_is_full(g) && tly_gauge_busy(g) > busy + TLY_REPLAN_LESS_BUSY)
+        const struct place *p = &r->place[i];
+        const struct tly_gauge *g = &p->card;
+        bool refuted = r->samples < p->known.refuted_until;
+        bool slower = g->value != own->card.value && of_value(g) < limit && !refuted;
+        bool planned = p->load > own->load + TLY_REPLAN_CLEARLY && of_value(g) >= 1 - TLY_REPLAN_CLEARLY;
+        if (tly_candidates_is_card(r, s, i) && (slower || planned) && tly_gauge_is_full(g) &&
+            tly_gauge_busy(g) > busy + TLY_REPLAN_LESS_BUSY)
             return true;
     }
     return false;
@@ -225,10 +244,10 @@ static bool waits_for_another(const struct tly_replan *r, int count, const struc
 
 /* What a card's gauge says.  A card that waits for another one is no slower. */
 static double by_gauge(const struct tly_replan *r, int count, const struct tly_replan_service *s,
-                       const struct tly_gauge *g, double near)
+                       const struct place *p, double near)
 {
-    double value = tly_gauge_estimate(g, near);
-    return value < g->value && waits_for_another(r, count, s, g) ? g->value : value;
+    double value = tly_gauge_estimate(&p->card, near);
+    return value < p->card.value && waits_for_another(r, count, s, p) ? p->card.value : value;
 }
 
 /* Does another card have the same value?  Then a small deviation is no reason to part them. */
@@ -287,7 +306,7 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
         bool silent = guessed && g->guess && !tly_gauge_is_full(g);
         if (!tly_candidates_is_card(r, s, i) || g->value != value || silent)
             continue;
-        double own = by_gauge(r, count, s, g, 0);
+        double own = by_gauge(r, count, s, &r->place[i], 0);
         members++;
         if (own != value)
             r->sorted[known++] = own;
@@ -302,7 +321,7 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
         struct place *p = &r->place[i];
         if (!tly_candidates_is_card(r, s, i) || p->card.value != value)
             continue;
-        double own = by_gauge(r, count, s, &p->card, 0);
+        double own = by_gauge(r, count, s, p, 0);
         if (own == value || fabs(own / middle - 1) <= TLY_REPLAN_NEAR_SHARED)
             p->next = tly_gauge_bound(&p->card, middle);
     }
@@ -385,8 +404,7 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
         if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
             bool shared = is_shared(r, count, s, i), alike = shared && !is_busiest_of_kind(r, count, s, i);
             double near = alike ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR;
-            double value =
-                by_gauge(r, count, s, &p->card, fmax(near, BEYOND_SPREAD * tly_gauge_spread(&p->card)));
+            double value = by_gauge(r, count, s, p, fmax(near, BEYOND_SPREAD * tly_gauge_spread(&p->card)));
             if (value != p->card.value && !is_refuted(r, p, value))
                 p->next = snap(r, count, s, i, value, SAME);
             p->parts = shared && fabs(p->next / p->card.value - 1) <= TLY_GAUGE_FAR;

@@ -589,19 +589,23 @@ static double of_planned(const struct tly_replan *r, int i, const struct tly_rep
 int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_replan_service *s, int named)
 {
     int found = -1, busy = 0;
-    double least = INFINITY, most = 0, busiest = 0;
+    double least = INFINITY, most = 0, busiest = 0, busiest_slow = 0;
     for (int i = 0; i < count && i < r->room; i++)
-        if (tly_candidates_is_card(r, s, i))
+        if (tly_candidates_is_card(r, s, i)) {
             most = fmax(most, of_planned(r, i, &s[i]));
+            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
+        }
     double slow = (1 - TLY_REPLAN_CLEARLY) * fmin(1, most);
     for (int i = 0; i < count && i < r->room; i++)
         if (tly_candidates_is_card(r, s, i) && of_planned(r, i, &s[i]) < slow)
-            busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
+            busiest_slow = fmax(busiest_slow, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < count && i < r->room; i++) {
         const struct place *p = &r->place[i];
-        /* A card that is less busy than a slow one may only have that one's backlogs. */
+        /* A card that is less busy than a slow one may only have that one's backlogs.  So may a card to which the plan leaves
+         * time, if any card is busier. */
+        double limit = p->load < 1 - TLY_REPLAN_CLEARLY ? busiest : busiest_slow;
         bool full = tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) &&
-                    tly_gauge_busy(&p->card) > busiest - TLY_REPLAN_LESS_BUSY;
+                    tly_gauge_busy(&p->card) > limit - TLY_REPLAN_LESS_BUSY;
         full |= s[i].active && !p->rests && s[i].weight && tly_gauge_is_full(&p->sums);
         double ratio = of_planned(r, i, &s[i]),
                counts = i == named ? ratio * (1 - TLY_REPLAN_CLEARLY) : ratio;

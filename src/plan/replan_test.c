@@ -80,6 +80,33 @@ static void a_card_less_busy_than_slow_ones_is_not_slower(void **state)
     cluster_finish(&c);
 }
 
+/* Nothing is known of any card.  One worker's is slow, so the job waits for its own gradient, whatever the split.  On a busy
+ * machine the tallyds have its backlogs for .9 of the time: that makes them no slower, and they hold nobody up. */
+static void a_card_with_the_backlogs_of_another_is_not_blamed(void **state)
+{
+    static const double unknown[CLUSTER_MOST];
+    struct cluster c;
+    cluster_start(&c, 4, 2, unknown, 0);
+    c.real[2] = 25;
+    c.noise = .02;
+    for (int i = c.workers; i < c.count; i++)
+        c.lie[i] = .9;
+    cluster_run(&c, 2 * TLY_GAUGE_SHORT);
+    double learnt = tly_replan_bandwidth(c.r, 4);
+    assert_true(learnt > 20 && learnt < 30 && c.s[2].weight == 0);
+    for (int i = 0; i < 200; i++) {
+        cluster_step(&c);
+        for (int j = c.workers; j < c.count; j++)
+            assert_true(tly_replan_bandwidth(c.r, j) >= learnt);
+        assert_int_equal(tly_replan_standout(c.r, c.count, c.s, -1), 2);
+    }
+    c.real[4] = 10; /* and it is found when it does */
+    c.lie[4] = 0;
+    cluster_run(&c, 20);
+    assert_true(tly_replan_bandwidth(c.r, 4) < 12);
+    cluster_finish(&c);
+}
+
 /* A card that seems to be slow all the time keeps others from no change of their own. */
 static void a_liar_hides_no_slow_card(void **state)
 {
@@ -709,6 +736,7 @@ int main(void)
         cmocka_unit_test(a_tallyd_drops_and_returns),
         cmocka_unit_test(a_card_a_little_slower_than_its_like_is_found),
         cmocka_unit_test(a_card_less_busy_than_slow_ones_is_not_slower),
+        cmocka_unit_test(a_card_with_the_backlogs_of_another_is_not_blamed),
         cmocka_unit_test(a_liar_hides_no_slow_card),
         cmocka_unit_test(a_refuted_card_hides_no_slow_card),
         cmocka_unit_test(a_workers_card_halves),

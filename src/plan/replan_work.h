@@ -46,6 +46,7 @@ struct place {
     bool used;   /* of a card: some service behind it may have a share and does not rest */
     bool slowed; /* of a card: some such service's sums have a limit */
     bool dealt;  /* of a card: some such service has a share */
+    double load; /* of a card: fraction of a step for which the plan keeps it busy; 1: not known */
 
     bool rests;
     uint32_t rest_left, rest_for; /* samples: of this rest, and of the next one, or hold */
