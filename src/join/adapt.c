@@ -158,17 +158,21 @@ static double share(const struct tly_roster *r, uint32_t i)
     return total > 0 ? 100 * r->services[i].weight / total : 0;
 }
 
-static double cost(const struct tly_roster *r)
+/* Seconds for a byte by this split; NAN: not known.  *busiest (may be NULL): the service whose card or sums take so long. */
+static double cost(const struct tly_roster *r, uint32_t *busiest)
 {
     struct tly_plan_machine *machine = calloc(r->service_count, sizeof *machine);
     uint32_t *weight = calloc(r->service_count, sizeof *weight);
     double takes = NAN;
+    int who = 0;
     for (uint32_t i = 0; machine && weight && i < r->service_count; i++)
         weight[i] = r->services[i].weight;
     if (machine && weight && tly_roster_active(r)) {
         tly_roster_machines(r, machine);
-        takes = tly_plan_cost((int)r->service_count, machine, weight, NULL);
+        takes = tly_plan_cost((int)r->service_count, machine, weight, &who);
     }
+    if (busiest && takes > 0)
+        *busiest = (uint32_t)who;
     free(machine);
     free(weight);
     return takes;
@@ -313,11 +317,14 @@ static void say(struct tly_coordinator *c, uint32_t i, const char *what)
 static void tell_change(struct tly_coordinator *c, double took)
 {
     const struct tly_roster *r = &c->roster;
-    double takes = cost(r), total = 0, most = -1;
+    uint32_t i = find_news(c), first = 0, busiest = 0;
+    double takes = cost(r, &busiest), total = 0, most = -1;
     char what[200] = "";
-    uint32_t i = find_news(c), first = 0;
-    for (uint32_t j = 0; j < r->service_count && j < c->adapt.places; j++)
+    bool known = false;
+    for (uint32_t j = 0; j < r->service_count && j < c->adapt.places; j++) {
         total += c->adapt.place[j].weight;
+        known |= c->adapt.place[j].bandwidth > 0;
+    }
     for (uint32_t j = 0; j < r->service_count && j < c->adapt.places && total > 0; j++) {
         double moved = fabs(share(r, j) - 100 * c->adapt.place[j].weight / total);
         if (moved > most && r->services[j].state == TLY_SERVICE_ACTIVE && c->adapt.place[j].active) {
@@ -325,7 +332,11 @@ static void tell_change(struct tly_coordinator *c, double took)
             first = j;
         }
     }
-    if (i == TLY_NO_SERVICE) /* each card has changed a little: the service whose share has changed most */
+    if (i == TLY_NO_SERVICE &&
+        !known) /* all cards are news: the one that the job waits for by the new split */
+        i = busiest;
+    else if (i ==
+             TLY_NO_SERVICE) /* each card has changed a little: the service whose share has changed most */
         i = first;
     double was = i < c->adapt.places && total > 0 ? 100 * c->adapt.place[i].weight / total : 0;
     if (r->services[i].rests)
@@ -536,7 +547,7 @@ void tly_adapt_apply(struct tly_coordinator *c)
         return;
     }
     apply(c);
-    c->adapt.takes = cost(&c->roster); /* by the split that was, and what is known now */
+    c->adapt.takes = cost(&c->roster, NULL); /* by the split that was, and what is known now */
 }
 
 /* Does some rank still need four older epochs?  Then nothing changes; if that lasts it is said once. */
