@@ -618,9 +618,11 @@ class Lab:
         family=4,
         apart=False,
         folder=None,
+        watch=None,
     ):
         """Run argv as every rank on `workers`, and tallyd on `services`, to the end of all; a Job.  When a rank or
-        service ends badly, the others get GRACE_S more.  argv may be a function of the rank."""
+        service ends badly, the others get GRACE_S more.  argv may be a function of the rank.  watch: called with the
+        ranks' processes again and again while they run."""
         rank_env, service_env = self.environment(workers, services, ranks_per_host, env, family)
         places = [h for h, count in self.rank_counts(workers, ranks_per_host).items() for _ in range(count)]
         before = self.counters()
@@ -636,6 +638,8 @@ class Lab:
             if any(p.poll() for p in everybody):
                 deadline = min(deadline, time.monotonic() + GRACE_S)
                 break
+            if watch:
+                watch(running)
             time.sleep(0.01)
         ranks = [p.wait(max(0, deadline - time.monotonic())) for p in running]
         ended = [p.wait(max(0, deadline - time.monotonic())) for p in running_services]
