@@ -5,8 +5,10 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/text.h"
 
@@ -15,8 +17,10 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static tally_log_sink *application, *diverted;
 static void *application_user, *diverted_user;
-static atomic_int own_rank = -1;              /* read without the lock, as the next */
-static atomic_int threshold = TALLY_LOG_INFO; /* read without the lock: a level late is no harm */
+/* The rank in lines, and the process that claimed it: pid << 32 | rank + 1; 0: none.  A forked child's lines have its
+ * parent's rank until the child claims one.  Read without the lock, as the level: a line late is no harm. */
+static atomic_ullong claimed;
+static atomic_int threshold = TALLY_LOG_INFO;
 
 static const char *const level_names[] = {"off", "error", "warning", "info", "debug"};
 
@@ -30,9 +34,16 @@ int tly_log_set_level(const char *name)
     return -EINVAL;
 }
 
-void tly_log_set_rank(int rank)
+bool tly_log_claim_rank(int rank)
 {
-    atomic_store_explicit(&own_rank, rank, memory_order_relaxed);
+    unsigned long long was = atomic_load_explicit(&claimed, memory_order_relaxed), own = (unsigned)getpid();
+    return was >> 32 != own &&
+           atomic_compare_exchange_strong(&claimed, &was, own << 32 | ((unsigned)rank + 1));
+}
+
+void tly_log_release_rank(void)
+{
+    atomic_store_explicit(&claimed, 0, memory_order_relaxed);
 }
 
 void tally_log_redirect(tally_log_sink *sink, void *user)
@@ -56,7 +67,7 @@ void tly_log(enum tally_log_level level, const char *topic, const char *format, 
     if ((int)level > atomic_load_explicit(&threshold, memory_order_relaxed))
         return;
     char line[1024];
-    int rank = atomic_load_explicit(&own_rank, memory_order_relaxed), n = 0;
+    int rank = (int)(atomic_load_explicit(&claimed, memory_order_relaxed) & UINT32_MAX) - 1, n = 0;
     if (rank >= 0)
         n = snprintf(line, sizeof line, "rank %d ", rank);
     n += snprintf(line + n, sizeof line - (size_t)n, "%s: ", topic);

@@ -6,13 +6,17 @@
 #ifndef TLY_LOG_H
 #define TLY_LOG_H
 
+#include <stdbool.h>
+
 #include "tally/tally.h"
 
 /* Lines above this level are dropped.  Names: off, error, warning, info, debug; -EINVAL for another. */
 int tly_log_set_level(const char *name);
 
-/* The rank that this process is in its job; -1: none, as at first. */
-void tly_log_set_rank(int rank);
+/* Put this rank into the process's lines.  False: a communicator of this process has put its own there before, which stays
+ * until it is released. */
+bool tly_log_claim_rank(int rank);
+void tly_log_release_rank(void);
 
 void tly_log(enum tally_log_level level, const char *topic, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

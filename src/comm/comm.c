@@ -347,6 +347,8 @@ static void destroy(tally_comm *c, int64_t deadline)
     tly_follow_finish(c);
     tly_engine_finish(c);
     free(c->peers);
+    if (c->running.named)
+        tly_log_release_rank();
     free(c);
 }
 
@@ -488,7 +490,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     if (!err)
         err = tly_place_find(&c->running.place, &c->params, true);
     if (!err) {
-        tly_log_set_rank((int)c->running.place.rank);
+        c->running.named = tly_log_claim_rank((int)c->running.place.rank);
         err = tly_loop_init(&c->loop);
     }
     if (!err) {

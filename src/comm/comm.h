@@ -71,8 +71,8 @@ struct peer;
 struct tly_running {
     struct tly_place place;
     pthread_t thread;
-    bool started;
-    int home; /* the thread's NUMA node; -1: there is only one */
+    bool started, named; /* `named`: log lines of the process have its rank */
+    int home;            /* the thread's NUMA node; -1: there is only one */
     struct tly_hook hook;
 };
 

@@ -319,6 +319,36 @@ static void test_port_held_by_the_dying(void **state)
     job_clear(&j);
 }
 
+/* --- two communicators of a process -------------------------------------------------------------- */
+
+/* Each rank opens a job of one, too. */
+static int opens_another(int rank, void *arg)
+{
+    tally_comm *c = job_open(), *beside;
+    char place[64];
+    int port = 0;
+    const char *const settings[] = {"TALLY_RANK=0/1", place, NULL};
+    snprintf(place, sizeof place, "TALLY_COORD=127.0.0.1");
+    CHECK(tally_comm_listen(settings, &port) == 0);
+    snprintf(place, sizeof place, "TALLY_COORD=127.0.0.1:%d", port);
+    CHECK(tally_comm_open(settings, &beside) == 0);
+    CHECK(tally_comm_rank(beside) == 0);
+    CHECK(tally_comm_close(beside) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+/* A process's lines have the rank of the communicator that it opened first. */
+static void test_a_job_beside_leaves_the_rank_in_lines(void **state)
+{
+    struct job j = {.ranks = 2, .main = opens_another, .settings = {"TALLY_LOG=debug"}};
+    job_start(&j);
+    job_finish(&j);
+    job_log_holds(&j, 1, "tally info rank 1 comm: Tally " TALLY_VERSION ": rank 0 of 1");
+    job_log_lacks(&j, 1, " rank 0 comm:");
+    job_clear(&j);
+}
+
 /* --- tallyd -------------------------------------------------------------------------------------- */
 
 static void test_missing_tallyd(void **state)
@@ -369,6 +399,7 @@ int main(void)
         cmocka_unit_test(test_bad_address),
         cmocka_unit_test(test_port_taken),
         cmocka_unit_test(test_port_held_by_the_dying),
+        cmocka_unit_test(test_a_job_beside_leaves_the_rank_in_lines),
         cmocka_unit_test(test_missing_tallyd),
         cmocka_unit_test(test_idle_tallyd_ends),
     };
