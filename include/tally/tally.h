@@ -146,9 +146,10 @@ TALLY_API int tally_comm_open(const char *const settings[], tally_comm **comm);
  * this: rank 0 tells the others its port, and no other process can take the port in between.  *port: the wanted port, 0
  * for any free one, or -1 for that of the settings; set to the port that was taken.  With -1 a port that a coordinator
  * may hold already is no error: tally_comm_open() joins that one, or waits for its end.  The next tally_comm_open() of
- * this process that leads to this port takes the socket over.  A second call closes the first call's socket; so does
- * NULL for `port`.  The port of `settings` and the environment counts only with -1; the rest is as for
- * tally_comm_open().
+ * this process that leads to this port takes the socket over.  Each call has a socket of its own, so several threads can
+ * be rank 0 of jobs of their own; a thread may ask again for a port that it holds.  NULL for `port` closes the sockets
+ * that no communicator has taken over.  The port of `settings` and the environment counts only with -1; the rest is as
+ * for tally_comm_open().
  *   -EADDRINUSE        tally_error() names the process that holds the port
  *   -EINVAL            this process is not rank 0
  *   -EADDRNOTAVAIL     the coordinator's host is another machine

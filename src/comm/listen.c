@@ -1,12 +1,15 @@
 /* listen.c - tally_comm_listen(): the coordinator's socket listens before the communicator is opened.
  *
  * A port that was tested and closed again may be another job's when the coordinator binds it.  So rank 0 binds first and
- * says the port afterwards; tally_comm_open() takes the socket over (coordinate() in comm.c).  One socket a process;
- * `lock` guards it.  A forked child does not have it. */
+ * says the port afterwards; tally_comm_open() takes the socket over (coordinate() in comm.c).  Threads may be rank 0 of jobs
+ * of their own, so each call has a socket of its own.  `lock` guards the list of those that no communicator has taken over.
+ * A forked child does not have them. */
 #include <errno.h>
 #include <pthread.h>
 #include <sodium.h>
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/fork.h"
@@ -19,32 +22,71 @@
 #include "transport/address.h"
 #include "transport/transport.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct {
-    int fd; /* -1: none */
-    uint16_t port;
-    unsigned generation;
-} held = {.fd = -1};
+enum { MOST = 16 }; /* sockets; one more closes the first of them */
 
-static void put(int fd, uint16_t port)
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct listening {
+    int fd;
+    uint16_t port;
+    pid_t thread; /* that called */
+} held[MOST];     /* in the order of their calls */
+static unsigned count, generation;
+
+/* Take one out of the list.  Returns its socket.  Under the lock. */
+static int listen_remove(unsigned i)
+{
+    int fd = held[i].fd;
+    memmove(&held[i], &held[i + 1], (--count - i) * sizeof *held);
+    return fd;
+}
+
+/* In a forked child the sockets are closed already.  Under the lock. */
+static void listen_forget(void)
+{
+    if (generation != tly_fork_generation())
+        count = 0;
+    generation = tly_fork_generation();
+}
+
+static void listen_add(int fd, uint16_t port)
 {
     pthread_mutex_lock(&lock);
-    if (held.fd >= 0 && held.generation == tly_fork_generation())
-        tly_fd_close(held.fd);
-    held.fd = fd;
-    held.port = port;
-    held.generation = tly_fork_generation();
+    listen_forget();
+    if (count == MOST)
+        tly_fd_close(listen_remove(0));
+    held[count++] = (struct listening){fd, port, gettid()};
     pthread_mutex_unlock(&lock);
+}
+
+static void listen_close_all(void)
+{
+    pthread_mutex_lock(&lock);
+    listen_forget();
+    while (count)
+        tly_fd_close(listen_remove(0));
+    pthread_mutex_unlock(&lock);
+}
+
+/* Does this thread hold the port by an earlier call? */
+static bool listen_has(int port)
+{
+    bool found = false;
+    pthread_mutex_lock(&lock);
+    listen_forget();
+    for (unsigned i = 0; i < count; i++)
+        found |= held[i].port == port && held[i].thread == gettid();
+    pthread_mutex_unlock(&lock);
+    return found;
 }
 
 int tly_listen_take(uint16_t port)
 {
     int fd = -1;
     pthread_mutex_lock(&lock);
-    if (held.fd >= 0 && held.port == port && held.generation == tly_fork_generation()) {
-        fd = held.fd;
-        held.fd = -1;
-    }
+    listen_forget();
+    for (unsigned i = 0; i < count && fd < 0; i++)
+        if (held[i].port == port)
+            fd = listen_remove(i);
     pthread_mutex_unlock(&lock);
     return fd;
 }
@@ -87,6 +129,10 @@ static int bind_for(const struct tly_params *params, int wanted, int *fd, uint16
         return tly_fail(EADDRNOTAVAIL, "%s (%s) is no address of this machine", place.coord_host,
                         place.coord_from);
     err = tly_listener_reserve(&listen, fd, port);
+    if (err == -EADDRINUSE && wanted > 0 && listen_has(wanted)) {
+        *port = (uint16_t)wanted;
+        return 0;
+    }
     if (err != -EADDRINUSE || wanted >= 0)
         return err;
     char holder[TLY_HOLDER], sentence[TLY_SENTENCE];
@@ -104,9 +150,10 @@ int tally_comm_listen(const char *const settings[], int *port)
     char why[TLY_SENTENCE];
     int fd = -1;
     uint16_t taken = 0;
-    put(-1, 0);
-    if (!port)
+    if (!port) {
+        listen_close_all();
         return 0;
+    }
     if (*port < -1 || *port > 65535)
         return tly_fail(EINVAL, "tally_comm_listen: %d is no port", *port);
     if (sodium_init() < 0)
@@ -118,7 +165,8 @@ int tally_comm_listen(const char *const settings[], int *port)
     tly_params_finish(&params);
     if (err)
         return err;
-    put(fd, taken);
+    if (fd >= 0)
+        listen_add(fd, taken);
     *port = taken;
     return 0;
 }
