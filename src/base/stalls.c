@@ -18,7 +18,6 @@
 #include "base/thread.h"
 
 enum {
-    MOST = 64,             /* threads */
     FAULT_US = 100,        /* a page from a disk, until that is found, */
     SLOW_FAULT_US = 10000, /* and from a slow disk */
 };
@@ -34,22 +33,47 @@ static bool read_text(int folder, const char *path, char *out, size_t size)
     return n > 0;
 }
 
-static void read_threads(struct tly_stalls *out)
+/* What a thread has run and waited since the last reading; NULL: it is new.  Where there was no room for all, one that seems
+ * new may be old. */
+static void stalls_add(struct tly_stalls *s, const struct tly_stalls_thread *was,
+                       const struct tly_stalls_thread *now)
 {
+    bool same = was && now->run_us >= was->run_us && now->wait_us >= was->wait_us;
+    if (!same && s->threads == TLY_STALLS_THREADS)
+        return;
+    s->run_us += now->run_us - (same ? was->run_us : 0);
+    s->wait_us += now->wait_us - (same ? was->wait_us : 0);
+}
+
+static const struct tly_stalls_thread *stalls_find(const struct tly_stalls *s, int id)
+{
+    for (int i = 0; i < s->threads; i++)
+        if (s->thread[i].id == id)
+            return &s->thread[i];
+    return NULL;
+}
+
+static void read_threads(struct tly_stalls *s)
+{
+    struct tly_stalls_thread thread[TLY_STALLS_THREADS];
     DIR *d = opendir("/proc/self/task");
     int n = 0;
-    for (struct dirent *e; d && n < MOST && (e = readdir(d));) {
+    for (struct dirent *e; d && n < TLY_STALLS_THREADS && (e = readdir(d));) {
         char path[64], text[80], *rest;
         int id = atoi(e->d_name);
         snprintf(path, sizeof path, "%.20s/schedstat", e->d_name);
         if (id <= 0 || tly_thread_is_ours(id) || !read_text(dirfd(d), path, text, sizeof text))
             continue;
-        out->run_us += strtoull(text, &rest, 10) / 1000;
-        out->wait_us += strtoull(rest, NULL, 10) / 1000;
+        thread[n].id = id;
+        thread[n].run_us = strtoull(text, &rest, 10) / 1000;
+        thread[n].wait_us = strtoull(rest, NULL, 10) / 1000;
+        stalls_add(s, stalls_find(s, id), &thread[n]);
         n++;
     }
     if (d)
         closedir(d);
+    memcpy(s->thread, thread, (size_t)n * sizeof *thread);
+    s->threads = n;
 }
 
 static uint64_t grown(uint64_t before, uint64_t now)
@@ -79,7 +103,6 @@ void tly_stalls_read(struct tly_stalls *s)
 {
     struct rusage u;
     char text[256];
-    s->run_us = s->wait_us = 0;
     read_threads(s);
     if (!s->fault_found)
         s->fault_us = FAULT_US;
@@ -94,11 +117,7 @@ void tly_stalls_read(struct tly_stalls *s)
 struct tly_stalled tly_stalls_between(const struct tly_stalls *before, const struct tly_stalls *now,
                                       uint64_t own_us)
 {
-    /* A thread that ends takes its past out of both sums.  A sum that falls shows it; then neither says anything of
-     * this time. */
-    bool ended = now->run_us < before->run_us || now->wait_us < before->wait_us;
-    uint64_t run = ended ? 0 : now->run_us - before->run_us,
-             wait = ended ? 0 : now->wait_us - before->wait_us;
+    uint64_t run = now->run_us - before->run_us, wait = now->wait_us - before->wait_us;
     /* Threads side by side wait side by side: then the same part of the time counts as of their demand. */
     double part = wait ? (double)wait / (double)(run + wait) : 0;
     uint64_t waited = least(wait, (uint64_t)(part * (double)own_us));

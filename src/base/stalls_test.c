@@ -98,6 +98,34 @@ static void test_a_forked_child_has_no_threads_of_ours(void **state)
     assert_int_equal(status, 0);
 }
 
+static void *compute_and_pause(void *done)
+{
+    compute(200000);
+    atomic_store((atomic_int *)done, 1);
+    while (!atomic_load(&stop))
+        usleep(1000);
+    return NULL;
+}
+
+/* It takes its past with it, and neither more nor less of the others' time counts. */
+static void test_a_thread_ends(void **state)
+{
+    static struct tly_stalls before, now; /* of the application's threads */
+    atomic_int done = 0;
+    pthread_t thread;
+    atomic_store(&stop, 0);
+    assert_int_equal(pthread_create(&thread, NULL, compute_and_pause, &done), 0);
+    while (!atomic_load(&done))
+        usleep(1000);
+    tly_stalls_read(&now);
+    before = now;
+    atomic_store(&stop, 1);
+    pthread_join(thread, NULL);
+    compute(300000);
+    tly_stalls_read(&now);
+    assert_in_range(now.run_us - before.run_us, 290000, 400000);
+}
+
 /* A job that computes nothing else, beside three others. */
 static void test_a_busy_processor(void **state)
 {
@@ -130,12 +158,6 @@ static void test_of_a_time(void **state)
     assert_int_equal(tly_stalls_between(&none, &half, 2000).waited_us, 1000);
     assert_int_equal(tly_stalls_between(&none, &half, 1000).waited_us, 500);  /* threads side by side */
     assert_int_equal(tly_stalls_between(&none, &half, 9000).waited_us, 1000); /* the rest waited for a GPU */
-    assert_int_equal(tly_stalls_between(&half, &none, 9000).waited_us, 0);    /* a thread has ended */
-    const struct tly_stalls ended = {.run_us = 500, .wait_us = 3000},
-                            rested = {.run_us = 9000, .wait_us = 500};
-    assert_int_equal(tly_stalls_between(&half, &ended, 9000).waited_us,
-                     0); /* the others have waited meanwhile */
-    assert_int_equal(tly_stalls_between(&half, &rested, 9000).waited_us, 0);
     assert_int_equal(tly_stalls_between(&none, &paged, 90000).paged_us, 1400);
     assert_int_equal(tly_stalls_between(&none, &paged, 900).paged_us, 900);
     assert_int_equal(tly_stalls_between(&paged, &paged, 90000).paged_us, 0);
@@ -182,6 +204,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_thread_of_ours_does_not_count),
         cmocka_unit_test(test_a_forked_child_has_no_threads_of_ours),
+        cmocka_unit_test(test_a_thread_ends),
         cmocka_unit_test(test_a_busy_processor),
         cmocka_unit_test(test_of_a_time),
         cmocka_unit_test(test_how_long_a_page_takes),
