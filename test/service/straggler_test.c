@@ -1,10 +1,11 @@
 /* straggler_test.c - a rank that keeps the others waiting is named by rank 0, and why it does: it computes longer, or
- * waits for a processor.  The kernel's figures of that are the test's, so no machine's load disturbs it; the kernel's own
+ * waits for a processor, or for memory from a disk.  The kernel's figures of that are the test's, so no machine's load disturbs it; the kernel's own
  * are tested beside src/base/stalls.c.  (Who is not to be named is tested beside src/plan/late.c.) */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #include "base/clock.h"
@@ -13,14 +14,16 @@
 #include <cmocka.h>
 
 enum { COUNT = 50000, STEP_MS = 40, LONGER_MS = UNDER_SANITIZER ? 80 : 48, PATIENCE_MS = 120000 };
+enum { GUESS_US = 100 }; /* FAULT_US in src/base/stalls.c */
 
 struct board {
     atomic_int stop;
     int slow;                /* the rank whose steps take longer */
     double waits, they_wait; /* the part of the time in which it, and each of the others, has no processor */
+    double pages;            /* the part of the time in which its memory comes from a disk */
 };
 
-static double waits; /* of this rank */
+static double waits, pages; /* of this rank */
 
 /* Instead of libc's. */
 int openat(int folder, const char *path, int flags, ...)
@@ -29,6 +32,9 @@ int openat(int folder, const char *path, int flags, ...)
     va_start(more, flags);
     int mode = flags & (O_CREAT | __O_TMPFILE) ? va_arg(more, int) : 0;
     va_end(more);
+    if (strcmp(path, "/proc/pressure/io") == 0)
+        return (int)syscall(SYS_openat, folder, "/dev/null", flags,
+                            mode); /* a page takes what src/base/stalls.c guesses */
     if (!strstr(path, "/schedstat"))
         return (int)syscall(SYS_openat, folder, path, flags, mode);
     int fd = memfd_create("schedstat", MFD_CLOEXEC);
@@ -38,6 +44,14 @@ int openat(int folder, const char *path, int flags, ...)
     return fd;
 }
 
+/* Likewise. */
+int getrusage(__rusage_who_t who, struct rusage *out)
+{
+    int err = (int)syscall(SYS_getrusage, who, out);
+    out->ru_majflt = (long)(pages * (double)tly_now() / TLY_SEC * 1e6 / GUESS_US);
+    return err;
+}
+
 /* Steps until all have heard that it is enough. */
 static int train(int rank, void *arg)
 {
@@ -45,6 +59,7 @@ static int train(int rank, void *arg)
     const struct board *b = arg;
     tally_comm *c;
     waits = rank == b->slow ? b->waits : b->they_wait;
+    pages = rank == b->slow ? b->pages : 0;
     CHECK(tally_comm_open(NULL, &c) == 0);
     do {
         job_sleep_ms(rank == b->slow ? LONGER_MS : STEP_MS);
@@ -114,6 +129,12 @@ static void test_it_waits_for_a_processor(void **state)
                   "), which waits for a processor longer than the others since ");
 }
 
+static void test_it_waits_for_memory(void **state)
+{
+    must_be_named(&(struct job){.ranks = 2}, &(struct board){.slow = 1, .pages = .75},
+                  "), which waits longer than the others for memory from a disk since ");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -121,6 +142,7 @@ int main(void)
         cmocka_unit_test(test_seen_by_a_tallyd_too),
         cmocka_unit_test(test_it_computes_on_a_busy_machine),
         cmocka_unit_test(test_it_waits_for_a_processor),
+        cmocka_unit_test(test_it_waits_for_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
