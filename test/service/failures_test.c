@@ -470,10 +470,12 @@ static int forks_and_dies(int rank, void *arg)
     tally_comm *c = job_open();
     CHECK(round_of(c, "w", COUNT) == 0);
     fflush(NULL);
-    pid_t child = fork();
-    if (child == 0)
-        for (;;)
-            pause();
+    pid_t test = getppid(), child = fork();
+    if (child == 0) {
+        while (kill(test, 0) == 0) /* its parent dies before it, and it must not outlive the test */
+            job_sleep_ms(50);
+        _exit(0);
+    }
     atomic_store(&b->child, child);
     for (;;)
         if (round_of(c, "w", COUNT) != 0)
