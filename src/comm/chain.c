@@ -5,7 +5,7 @@
  * (tly_op_cancel).  From then on no part enters another stage.
  *
  * part->stage is the stage that has the part; STAGE_TENSOR before it sets out, and once its result is back.  What a stage
- * says from another thread goes into comm->said, under inbox.lock, and the loop takes it from there (op.c).  `due` counts
+ * says from another thread goes into comm->inbox, under its lock, and the loop takes it from there (op.c).  `due` counts
  * the parts that the stage is not done with after which part 0 sets out (last_voucher): it does when there are none. */
 #include <stdio.h>
 
@@ -191,10 +191,11 @@ void tly_chain_admitted(struct part *p)
 
 static void tell(tally_comm *c, struct tly_list *list, struct tly_list *node)
 {
-    bool first = !atomic_load_explicit(&c->said.any, memory_order_relaxed);
+    struct tly_said *said = tly_inbox_said(&c->inbox);
+    bool first = !atomic_load_explicit(&said->any, memory_order_relaxed);
     tly_check(tly_list_empty(node)); /* a stage says one thing at a time */
     tly_list_append(list, node);
-    atomic_store_explicit(&c->said.any, true, memory_order_release);
+    atomic_store_explicit(&said->any, true, memory_order_release);
     tly_inbox_unlock(&c->inbox);
     if (first)
         tly_loop_wake(&c->loop);
@@ -204,7 +205,7 @@ void tly_stage_passed(struct part *p)
 {
     tally_comm *c = p->op->comm;
     tly_inbox_lock(&c->inbox);
-    tell(c, &c->said.passed, &p->node);
+    tell(c, &tly_inbox_said(&c->inbox)->passed, &p->node);
 }
 
 static void explain(struct tally_op *op, const char *sentence)
@@ -219,14 +220,14 @@ void tly_stage_failed(struct part *p, int err, const char *sentence)
     tly_inbox_lock(&c->inbox);
     p->err = (int16_t)err;
     explain(p->op, sentence);
-    tell(c, &c->said.passed, &p->node);
+    tell(c, &tly_inbox_said(&c->inbox)->passed, &p->node);
 }
 
 void tly_stage_over(struct tally_op *op, enum stage_place place)
 {
     tally_comm *c = op->comm;
     tly_inbox_lock(&c->inbox);
-    tell(c, &c->said.over[place], &op->chain.over[place]);
+    tell(c, &tly_inbox_said(&c->inbox)->over[place], &op->chain.over[place]);
 }
 
 void tly_stage_lost(struct tally_op *op, int err, const char *sentence)
@@ -239,7 +240,7 @@ void tly_stage_lost(struct tally_op *op, int err, const char *sentence)
     }
     op->chain.lost_err = err;
     explain(op, sentence);
-    tell(c, &c->said.over[STAGE_TENSOR], &op->chain.over[STAGE_TENSOR]);
+    tell(c, &tly_inbox_said(&c->inbox)->over[STAGE_TENSOR], &op->chain.over[STAGE_TENSOR]);
 }
 
 static void move(struct tly_list *from, struct tly_list *to)
@@ -251,13 +252,14 @@ static void move(struct tly_list *from, struct tly_list *to)
 
 bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *over)
 {
-    if (!atomic_load_explicit(&c->said.any, memory_order_acquire))
+    struct tly_said *said = tly_inbox_said(&c->inbox);
+    if (!atomic_load_explicit(&said->any, memory_order_acquire))
         return false;
     tly_inbox_lock(&c->inbox);
-    atomic_store_explicit(&c->said.any, false, memory_order_relaxed);
-    move(&c->said.passed, passed);
+    atomic_store_explicit(&said->any, false, memory_order_relaxed);
+    move(&said->passed, passed);
     for (int at = 0; at < STAGE_NET; at++)
-        move(&c->said.over[at], &over[at]);
+        move(&said->over[at], &over[at]);
     tly_inbox_unlock(&c->inbox);
     return true;
 }

@@ -43,7 +43,7 @@ static int begin(void **state)
     assert_non_null(f.c);
     assert_int_equal(tly_loop_init(&f.c->loop), 0);
     tly_inbox_init(&f.c->inbox);
-    tly_chain_init(&f.c->said);
+    tly_chain_init(&f.c->inbox.said);
     f.c->peers = &f.peer;
     strcpy(f.peer.name, "a service");
     f.op = (struct tally_op){.comm = f.c,

@@ -474,7 +474,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     c->loop.epoll_fd = -1;
     tly_comm_begin(c, fail);
     tly_inbox_init(&c->inbox);
-    tly_chain_init(&c->said);
+    tly_chain_init(tly_inbox_said(&c->inbox));
     tly_active_init(&c->active);
     tly_sched_init(&c->sched, 0); /* until the first epoch */
     tly_epochs_init(&c->epochs);

@@ -101,7 +101,6 @@ struct tally_comm {
     struct tly_joining joining;
     struct tly_watched watched;
     struct tly_teams teams;
-    struct tly_said said; /* by stages */
 
     /* owner: the loop */
     struct tly_epochs epochs;

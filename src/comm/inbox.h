@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/list.h"
+#include "comm/chain.h"
 
 struct tly_inbox {
     pthread_mutex_t lock;
@@ -17,6 +18,7 @@ struct tly_inbox {
     struct tly_list wanted;    /* stand-ins that the engine has asked for (joining.c) */
     int broken;                /* the engine cannot go on: the loop is to say so; 0: it can */
     char reason[TLY_SENTENCE]; /* why; fixed once that is set */
+    struct tly_said said;      /* by stages (chain.c) */
 };
 
 static inline void tly_inbox_lock(struct tly_inbox *i)
@@ -27,6 +29,11 @@ static inline void tly_inbox_lock(struct tly_inbox *i)
 static inline void tly_inbox_unlock(struct tly_inbox *i)
 {
     pthread_mutex_unlock(&i->lock);
+}
+
+static inline struct tly_said *tly_inbox_said(struct tly_inbox *i)
+{
+    return &i->said;
 }
 
 /* An operation by its node.  From any thread, without the lock, as all below. */

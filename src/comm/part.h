@@ -7,7 +7,7 @@
 
 #include "comm/comm.h"
 #include "comm/op.h"
-#include "local/local.h"
+#include "comm/team.h"
 #include "sched/sched.h"
 #include "tally/tally.h"
 #include "trace/trace.h"
@@ -56,7 +56,7 @@ struct part {
     uint32_t bytes; /* of the tensor; on the wire it may have another length */
     uint32_t
         root; /* of a team's part, which is no broadcast: ranks that it is the sum of when all have pushed, less one */
-    struct tly_local_piece shard; /* of a team's part that this rank carries */
+    struct tly_shard shard;
 };
 
 /* part.c */

@@ -40,12 +40,12 @@ enum { LEAST_BYTES = 16 << 10 };
 
 static struct part *part_of(struct tly_local_piece *piece)
 {
-    return tly_list_entry(piece, struct part, shard);
+    return tly_list_entry(piece, struct part, shard.piece);
 }
 
 static bool team_carries(const struct part *p)
 {
-    return p->shard.op != NULL;
+    return p->shard.piece.op != NULL;
 }
 
 /* --- who carries --------------------------------------------------------------------------------- */
@@ -203,9 +203,10 @@ static int team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
                 .dtype = op->dtype,
                 .root = (uint32_t)c->size - 1,
                 .scaled = true,
-                .shard = {.op = &op->shared.op, .place = place, .length = length}};
-            tly_list_init(&p->shard.node);
-            tly_list_append(backwards ? op->shared.op.pieces.next : &op->shared.op.pieces, &p->shard.node);
+                .shard = {.piece = {.op = &op->shared.op, .place = place, .length = length}}};
+            tly_list_init(&p->shard.piece.node);
+            tly_list_append(backwards ? op->shared.op.pieces.next : &op->shared.op.pieces,
+                            &p->shard.piece.node);
             mine++;
         }
         p->input = op->input + place;
@@ -241,7 +242,7 @@ static int team_ready(tally_comm *c, struct part *p)
 static void team_admitted(struct part *p)
 {
     if (team_carries(p))
-        tly_local_sent(p->op->shared.engine, &p->shard);
+        tly_local_sent(p->op->shared.engine, &p->shard.piece);
 }
 
 /* The engine copies it to the others.  That all have come here it says of the operation. */
@@ -249,7 +250,7 @@ static bool team_landed(tally_comm *c, struct part *p)
 {
     if (p->index == 0)
         return true;
-    tly_local_landed(p->op->shared.engine, &p->shard);
+    tly_local_landed(p->op->shared.engine, &p->shard.piece);
     return false;
 }
 
@@ -265,7 +266,7 @@ static void team_withdraw(tally_comm *c, struct tally_op *op, bool over)
         tly_local_withdraw(op->shared.engine, &op->shared.op);
     for (uint32_t i = 0; i < op->part_count; i++)
         if (team_carries(&op->parts[i]))
-            tly_local_sent(op->shared.engine, &op->parts[i].shard);
+            tly_local_sent(op->shared.engine, &op->parts[i].shard.piece);
     if (op->shared.op.borrowed)
         tly_pool_free(op->shared.op.borrowed);
     op->shared.op.borrowed = NULL;

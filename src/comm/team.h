@@ -11,6 +11,11 @@
 
 struct tally_group;
 
+/* Of a part: what the engine has of it, if this rank carries it for its team; else clear. */
+struct tly_shard {
+    struct tly_local_piece piece;
+};
+
 /* Fixed once open. */
 struct tly_teams {
     bool on;   /* each machine's ranks push large tensors together */
