@@ -341,7 +341,7 @@ static void reduce_scatter(uint64_t bytes, uint32_t most)
     pieces(bytes, most, false);
 }
 
-/* Parts that one rank gives another, in the turns of pair_parts() in src/comm/parts.c. */
+/* Parts that one rank gives another, in the turns of pair_parts() in src/comm/path/parts.c. */
 static void pairs(uint64_t piece, uint32_t most, bool (*has)(int from, int to))
 {
     uint32_t weight[MOST];

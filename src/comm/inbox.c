@@ -5,7 +5,7 @@
 
 #include "base/list.h"
 #include "comm/inbox.h"
-#include "comm/op.h"
+#include "comm/op/op.h"
 
 void tly_inbox_init(struct tly_inbox *i)
 {

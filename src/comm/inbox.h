@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/list.h"
-#include "comm/chain.h"
+#include "comm/path/chain.h"
 
 struct tly_inbox {
     pthread_mutex_t lock;

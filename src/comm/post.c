@@ -2,11 +2,11 @@
 #include <errno.h>
 
 #include "comm/comm.h"
-#include "comm/epoch.h"
-#include "comm/op.h"
-#include "comm/part.h"
-#include "comm/peer.h"
-#include "comm/spec.h"
+#include "comm/epoch/epoch.h"
+#include "comm/op/op.h"
+#include "comm/op/part.h"
+#include "comm/op/spec.h"
+#include "comm/path/peer.h"
 #include "transport/outbox.h"
 #include "wire/frame.h"
 

@@ -4,7 +4,7 @@
  * (src/plan/replan.c) makes estimates of the samples.  When another split pays, a change begins as if a service had come or
  * gone.  One line says what has changed, and what that does.
  *
- *   a rank           comm/traffic.c: what the kernel has sent over each connection, and for how long it had something to send;
+ *   a rank           comm/epoch/traffic.c: what the kernel has sent over each connection, and for how long it had something to send;
  *                    it asks each service the same (PACE, sum/frames.c) and tells the coordinator (PACE, traffic.c here)
  *   the coordinator  tly_adapt_heard, tly_adapt_tick: a sample once all ranks with traffic have reported
  *                    traffic.c: rate and backlog of each card and each service

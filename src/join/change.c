@@ -5,7 +5,7 @@
  *                       life for 1.5 s while ranks wait (COMPLAIN) → tly_change_evict
  *   the change          prepare → PREPARE: the ranks begin nothing new and say which rounds they have begun (BEGUN).
  *                       commit → COMMIT: the new roster, and all rounds that any rank has begun.  These stay in their epoch
- *   parts in doubt      comm/doubt.c hands them to the substitute: HAVE, DONE → sum/redo.c → AGAIN, FINAL
+ *   parts in doubt      comm/path/doubt.c hands them to the substitute: HAVE, DONE → sum/redo.c → AGAIN, FINAL
  *
  * Whatever changes meanwhile begins a new PREPARE.  A change costs a round trip and changes no bits.  None begins while some
  * rank still needs four older epochs.

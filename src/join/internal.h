@@ -42,7 +42,7 @@ enum state {
 };
 
 enum {
-    TALLYD_SILENCE_S = 5,  /* ranks that wait for one judge it sooner (src/comm/peer.c) */
+    TALLYD_SILENCE_S = 5,  /* ranks that wait for one judge it sooner (src/comm/path/peer.c) */
     MEASURE_STEP_MS = 300, /* longer than a round takes; who has not answered by then is not waited for */
 };
 

@@ -2,7 +2,7 @@
  * the results round.
  *
  * Each part has a rank that carries it.  That rank sums all inputs into its own output, pushes the sum from there as if it
- * were its input, and has the result land there (comm/team.c); then it copies the result to the others.  So nothing need
+ * were its input, and has the result land there (comm/path/team.c); then it copies the result to the others.  So nothing need
  * be staged, and a part's way through shared memory hides behind other parts' way through the network.
  *
  * A rank's operation may end badly at any time, by a verdict that it hears before the others do.  So who is about to touch

@@ -52,7 +52,7 @@ struct tly_call {
      * number among the group's calls of this kind is its name. */
     int (*name)(struct tally_op *op, const struct tly_request *r, char *name, size_t len);
 
-    /* In the loop, as the next.  The epoch is known: cut the operation into parts, the same on all ranks (comm/parts.h).
+    /* In the loop, as the next.  The epoch is known: cut the operation into parts, the same on all ranks (comm/path/parts.h).
      * -errno. */
     int (*cut)(struct tally_comm *c, struct tally_op *op);
     /* The answer to part 0 is in place.  1: this cut more parts, which may have moved all of them; 0; -errno.  NULL: nothing

@@ -7,7 +7,7 @@
  * Its slot in such a round is SLOT_JOINED: landed, with zeros for its data, and owed no answer.  Sums and barriers of all
  * ranks, and allgathers that say so, go on.  For anything else home says that it cannot be (tly_verdict_joined).
  *
- * The ranks of a machine that push together (comm/team.c) need each other.  One that has joined stands in with zeros
+ * The ranks of a machine that push together (comm/path/team.c) need each other.  One that has joined stands in with zeros
  * where another of its machine takes part (comm/joining.c), so it is missed only where all of them have joined. */
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A spec in words (comm/tensor.c) is a title, a bar and the rest: "all_reduce no. 16|float32 [3] sum".  The title may have
+/* A spec in words (comm/op/tensor.c) is a title, a bar and the rest: "all_reduce no. 16|float32 [3] sum".  The title may have
  * bars too, the rest has none.  Have both texts the same title? */
 bool tly_words_same_title(const char *a, const char *b);
 

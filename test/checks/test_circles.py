@@ -29,7 +29,7 @@ def uses(sources):
     listed = {symbol for symbol, _, is_table in found if is_table}
     graph = {}
     for name, text in plain.items():
-        words = set(re.findall(r"(?<!struct )\btly_\w+", text)) - (listed if name in LISTS else set())
+        words = set(re.findall(r"(?<!struct )\btly_\w+", text)) - (listed if name.rpartition("/")[2] in LISTS else set())
         graph[name] = {owner[word] for word in words if owner.get(word, name) != name}
     return graph
 

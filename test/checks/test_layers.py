@@ -14,11 +14,13 @@ by commas or blanks, backticks allowed; "-" or "nothing" for none.  Further colu
 include itself and the public header tally/tally.h.  Unit tests (*_test.c) may include what they like: they stand
 outside.  The table must cover every folder, name none that is not there, and have no cycles.
 
-Within src/comm each file may use those before it in the list of src/comm/comm.h's opening comment:
+Within src/comm each file may use those before it in the list of src/comm/comm.h's opening comment.  Its rooms
+stand there in their order, between what all of them use and what uses all of them:
 
      *   state.c, op.c   what they do
 """
 
+import itertools
 import re
 
 import pytest
@@ -45,7 +47,7 @@ def folder_of(parts):
 
 
 def violations(folder, allowed, sources):
-    """sources: {name: text}.  Lines such as 'plan.c: "comm/op.h"'."""
+    """sources: {name: text}.  Lines such as 'plan.c: "comm/op/op.h"'."""
     found = []
     for name, text in sources.items():
         for included in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, flags=re.MULTILINE):
@@ -120,7 +122,7 @@ MOST_HEADER_LINES = 250
 
 def parse_order(text):
     """Files in the order of the list in a header's opening comment."""
-    rows = re.findall(r"^ \*   ((?:\w+\.c(?:, )?)+) ", text.split("*/")[0], flags=re.MULTILINE)
+    rows = re.findall(r"^ \*   ((?:[\w/]+\.c(?:, )?)+) ", text.split("*/")[0], flags=re.MULTILINE)
     return [name for row in rows for name in row.split(", ")]
 
 
@@ -137,7 +139,7 @@ def names_of(header):
 def unused(name, text, headers, folder="comm"):
     """Headers of its folder that the file includes and uses nothing of."""
     words = set(re.findall(r"\b\w+\b", re.sub(r"^\s*#\s*include.*$", "", COMMENT.sub("", text), flags=re.MULTILINE)))
-    included = re.findall(rf'#include "{folder}/(\w+\.h)"', text)
+    included = re.findall(rf'#include "{folder}/(?:\w+/)?(\w+\.h)"', text)
     return [f"{name}: {header}" for header in included if not words & names_of(headers[header])]
 
 
@@ -158,6 +160,12 @@ def test_files_of_comm_use_those_before_them():
     assert [f"{name} uses {other}" for name in order for other in graph[name] if place[other] > place[name]] == []
 
 
+def test_rooms_of_comm_use_those_before_them():
+    order = parse_order((ROOT / "src/comm/comm.h").read_text(encoding="utf-8"))
+    rooms = [room for room, _ in itertools.groupby(name.rpartition("/")[0] for name in order)]
+    assert rooms == ["", "op", "epoch", "path", ""]
+
+
 @pytest.mark.parametrize("folder", ["comm", "join", "sched", "sum"])
 def test_files_include_only_what_they_use(folder):
     headers = headers_of(folder)
@@ -166,7 +174,7 @@ def test_files_include_only_what_they_use(folder):
 
 def test_parts_change_their_state_in_one_function():
     changes = [name for name, text in sources_of("comm").items() if changes_state(text)]
-    assert changes == ["part.c"]
+    assert changes == ["op/part.c"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -199,9 +207,9 @@ def test_the_check_itself():
     )
     assert table == {"base": set(), "plan": {"base", "wire"}, "wire": set()}
     source = {
-        "plan.c": '#include "plan/plan.h"\n#include "base/log.h"\n#include "tally/tally.h"\n#include <comm/x.h>\n# include "comm/op.h"\n#include "near.h"\n'
+        "plan.c": '#include "plan/plan.h"\n#include "base/log.h"\n#include "tally/tally.h"\n#include <comm/x.h>\n# include "comm/op/op.h"\n#include "near.h"\n'
     }
-    assert violations("plan", {"base"}, source) == ['plan.c: "comm/op.h"', 'plan.c: "near.h"']
+    assert violations("plan", {"base"}, source) == ['plan.c: "comm/op/op.h"', 'plan.c: "near.h"']
     assert cycle(table) is None
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in ("b", "c")
     with pytest.raises(ValueError):

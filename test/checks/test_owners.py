@@ -1,6 +1,6 @@
 """State has an owner: the structs inside the communicator, an operation, a connection and a part belong to one file each.
 
-`struct tally_comm` (src/comm/comm.h) and `struct tally_op` (src/comm/op.h) hold such structs by value.  OWNERS says whose they
+`struct tally_comm` (src/comm/comm.h) and `struct tally_op` (src/comm/op/op.h) hold such structs by value.  OWNERS says whose they
 are.  Only these files and headers name their fields; others pass the struct's address to a function or to an inline function
 of the header.  What else the shared structs hold is named in several files: a field that one file alone uses belongs into
 that file's struct.

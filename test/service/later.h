@@ -1,4 +1,4 @@
-/* later.h - stages for tests (comm/stage.h): each works in a thread of its own, is done with parts in another order than
+/* later.h - stages for tests (comm/path/stage.h): each works in a thread of its own, is done with parts in another order than
  * they came in, waits and fails on request, and one of them halves what goes over the network. */
 #ifndef LATER_H
 #define LATER_H
@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "comm/stage.h"
+#include "comm/path/stage.h"
 
 enum { LATER_LEAST = 1 << 14 }; /* bytes of a tensor from which on the stages suit: int64 push_pulls */
 

@@ -8,11 +8,11 @@
 #include <string.h>
 
 #include "comm/comm.h"
-#include "comm/group.h"
-#include "comm/names.h"
-#include "comm/op.h"
-#include "comm/part.h"
-#include "comm/parts.h"
+#include "comm/op/group.h"
+#include "comm/op/names.h"
+#include "comm/op/op.h"
+#include "comm/op/part.h"
+#include "comm/path/parts.h"
 #include "comm/submit.h"
 #include "job.h"
 #include "ops/call.h"

@@ -6,9 +6,9 @@
 #include <signal.h>
 #include <string.h>
 
-#include "comm/chain.h"
 #include "comm/comm.h"
-#include "comm/op.h"
+#include "comm/op/op.h"
+#include "comm/path/chain.h"
 #include "job.h"
 #include "later.h"
 

@@ -1,4 +1,4 @@
-/* stages_test.c - stages between a tensor and the network (comm/stage.h): whatever one does, when, and in which order, sums
+/* stages_test.c - stages between a tensor and the network (comm/path/stage.h): whatever one does, when, and in which order, sums
  * are right, and what fails fails on all ranks.  The stages are later.c's.  stages_all_test.c has the other operations. */
 #include <errno.h>
 #include <setjmp.h>
@@ -7,8 +7,8 @@
 
 #include "base/loop.h"
 #include "comm/comm.h"
-#include "comm/op.h"
-#include "comm/part.h"
+#include "comm/op/op.h"
+#include "comm/op/part.h"
 #include "job.h"
 #include "later.h"
 

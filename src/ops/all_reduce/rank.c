@@ -5,11 +5,11 @@
 #include <stddef.h>
 
 #include "comm/comm.h"
-#include "comm/group.h"
-#include "comm/op.h"
-#include "comm/part.h"
-#include "comm/parts.h"
-#include "comm/spec.h"
+#include "comm/op/group.h"
+#include "comm/op/op.h"
+#include "comm/op/part.h"
+#include "comm/op/spec.h"
+#include "comm/path/parts.h"
 #include "comm/submit.h"
 #include "ops/call.h"
 #include "ops/local.h"

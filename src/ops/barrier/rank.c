@@ -1,5 +1,5 @@
 /* rank.c - a barrier, at a rank: as an all-reduce, without data. */
-#include "comm/parts.h"
+#include "comm/path/parts.h"
 #include "ops/call.h"
 #include "ops/local.h"
 

@@ -5,9 +5,9 @@
 #include <stddef.h>
 
 #include "comm/comm.h"
-#include "comm/op.h"
-#include "comm/part.h"
-#include "comm/parts.h"
+#include "comm/op/op.h"
+#include "comm/op/part.h"
+#include "comm/path/parts.h"
 #include "ops/call.h"
 #include "ops/local.h"
 

@@ -1,0 +1,273 @@
+/* local.c - operations that go through shared memory: where all ranks share one machine and no tallyd sums with them, they
+ * go to src/local/ instead of the services.
+ *
+ * engine.c has the engine itself and what it calls.  An operation on which ranks disagree, or which one refuses, goes to
+ * the service all the same: it tells all ranks what is wrong.  Also the pool: memory that all ranks of the machine see.
+ *
+ * An operation without a stage goes to the engine past the loop (tly_comm_submit_local).  Of one with a stage the loop brings the
+ * parts here (tly_stage_engine).  They wait until all are there, and the engine gets the operation as a whole.  When it has
+ * ended, the parts turn back (turn_back in op.c); if it is diverted, they go on to the network.  Other ranks need not have a
+ * stage.  A rank that takes the operation back before the engine has it posts a mark, later it asks for it back
+ * (tly_chain_takes_back). */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/loop.h"
+#include "comm/comm.h"
+#include "comm/op/active.h"
+#include "comm/op/events.h"
+#include "comm/op/group.h"
+#include "comm/op/handle.h"
+#include "comm/op/op.h"
+#include "comm/op/part.h"
+#include "comm/op/spec.h"
+#include "comm/op/tensor.h"
+#include "comm/path/chain.h"
+#include "comm/path/engine.h"
+#include "comm/path/stage.h"
+#include "local/local.h"
+#include "local/segment.h"
+#include "ops/local.h"
+#include "tally/tally.h"
+#include "trace/timeline.h"
+#include "trace/trace.h"
+
+static void finish(tally_comm *c, struct tally_op *op)
+{
+    tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
+    tly_op_forget_tensor(c, op->tensor, op->mark);
+    op->tensor = NULL;
+}
+
+void tly_comm_describe_local(struct tally_op *op)
+{
+    struct tly_local_op *l = &op->shared.op; /* clear, as the whole operation */
+    l->key = op->key;
+    l->spec = tly_spec_hash(&op->spec);
+    l->round = op->round;
+    l->number = op->kind;
+    l->call = op->call->local;
+    l->dtype = op->dtype;
+    l->reduction = op->reduction;
+    l->mark = op->mark || !op->call->local;
+    l->patient = tly_wait_is_patient(&op->wait);
+    l->root = op->root;
+    l->priority = op->priority;
+    l->prescale = tly_spec_prescale(&op->spec);
+    l->postscale = tly_spec_postscale(&op->spec);
+    l->count = op->count;
+    l->bytes = op->bytes;
+    l->input = op->input;
+    l->output = op->output;
+    l->first_dim = tly_spec_first_dim(&op->spec);
+}
+
+static void local_ended(struct tally_op *op, int err, const char *sentence)
+{
+    tally_comm *c = op->comm;
+    if (err) {
+        char text[TLY_SENTENCE], title[TLY_TITLE];
+        snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), sentence);
+        tly_handle_say(&op->handle, err, text);
+    }
+    finish(c, op);
+    tly_active_ended(&c->active, op->bytes);
+    tly_op_set_done(op);
+    tly_op_unref(op);
+}
+
+static void local_diverted(struct tally_op *op)
+{
+    tally_comm *c = op->comm;
+    tly_wait_begin(&op->wait);
+    tly_inbox_put(&c->inbox, &op->node);
+    tly_loop_wake(&c->loop);
+}
+
+static const struct tly_engine_user local_user = {
+    .direct = true, .ended = local_ended, .diverted = local_diverted};
+
+/* What may meet another kind, in a space where the tensor has none, must at least be told of. */
+static bool local_suits(const tally_comm *c, const struct tally_op *op)
+{
+    return c->local && c->machines == 1 && op->group->number == 0 && op->call->collective &&
+           (op->call->local || !op->tensor->kind);
+}
+
+/* It is cut into parts only if it must go to the service after all. */
+static void local_take_alone(tally_comm *c, struct tally_op *op)
+{
+    tly_shared_take(&op->shared, c->local, &local_user);
+    tly_names_count_engine_op(&c->names);
+}
+
+void tly_comm_submit_local(tally_comm *c, struct tally_op *op)
+{
+    tly_comm_describe_local(op);
+    if (!tly_local_submit(c->local, &op->shared.op))
+        return;
+    op->shared.engine = NULL;
+    finish(c, op);
+    if (tly_completion_is_wanted(&op->completion)) {
+        tly_op_set_done(op);
+        tly_op_unref(op);
+    } else { /* nobody has the handle yet */
+        tly_handle_end_alone(&op->handle);
+    }
+}
+
+void tly_comm_count(const tally_comm *c, uint64_t *ops, uint64_t *bytes)
+{
+    *ops = *bytes = 0;
+    if (c->local)
+        tly_local_count(c->local, ops, bytes);
+    tly_active_count(&c->active, ops, bytes);
+}
+
+/* --- a stage of an operation ---------------------------------------------------------------------- */
+
+/* Where each part of an allgather belongs. */
+static void spread_pieces(const struct tally_op *op)
+{
+    for (uint32_t i = 1; i < op->part_count; i++) {
+        const struct part *p = &op->parts[i];
+        if (p->result_length)
+            memcpy(p->landing, op->shared.result + p->root * op->bytes + p->place, p->result_length);
+    }
+}
+
+static void staged_ended(struct tally_op *op, int err, const char *sentence)
+{
+    if (op->shared.mute)
+        return;
+    if (err) {
+        tly_stage_lost(op, err, sentence);
+        return;
+    }
+    if (op->shared.result)
+        spread_pieces(op);
+    tly_stage_over(op, STAGE_ENGINE);
+}
+
+static void staged_diverted(struct tally_op *op)
+{
+    for (uint32_t i = 0; i < op->part_count && !op->shared.mute; i++)
+        tly_stage_passed(&op->parts[i]);
+}
+
+static const struct tly_engine_user staged_user = {.ended = staged_ended, .diverted = staged_diverted};
+
+static void local_take(tally_comm *c, struct tally_op *op)
+{
+    tly_shared_take(&op->shared, c->local, &staged_user);
+    tly_local_ref(c->local);
+    tly_names_count_engine_op(&c->names);
+    tly_comm_describe_local(op);
+    tly_list_init(&op->shared.op.node);
+}
+
+static int local_begin(tally_comm *c, struct tally_op *op)
+{
+    return 0;
+}
+
+/* mark: the others are to take the way through the service. */
+static void local_enter(struct tally_op *op, bool mark)
+{
+    struct tly_shared *s = &op->shared;
+    s->mute = mark;
+    s->op.mark |= mark;
+    s->entered = true;
+    tly_local_enter(s->engine, &s->op);
+}
+
+/* The operation's own input and output, or what stages have put in their place. */
+static int place_pieces(struct tally_op *op)
+{
+    struct tly_local_op *l = &op->shared.op;
+    l->input = op->input;
+    if (op->part_count == 1)
+        return 0;
+    for (uint32_t i = 1; i < op->part_count; i++)
+        if (op->parts[i].input)
+            l->input = op->parts[i].input - op->parts[i].place;
+    op->shared.result = malloc(op->bytes * (unsigned)op->group->size);
+    return op->shared.result ? 0 : -ENOMEM;
+}
+
+/* The whole operation goes in with part 0.  The others wait here. */
+static int local_ready(tally_comm *c, struct part *p)
+{
+    struct tally_op *op = p->op;
+    if (p->index > 0)
+        return 0;
+    op->shared.op.input = p->input;
+    op->shared.op.output = p->landing;
+    int err = op->shared.op.call && op->shared.op.call->gathered ? place_pieces(op) : 0;
+    if (!err)
+        local_enter(op, false);
+    return err;
+}
+
+/* What is said of it comes first (local_diverted) or is in nobody's hands any more. */
+static bool local_take_back(tally_comm *c, struct tally_op *op)
+{
+    /* Pairs with the release in tly_posts_hand_back(). */
+    if (atomic_load_explicit(&op->shared.op.diverted, memory_order_acquire))
+        return false;
+    tly_local_take_back(op->shared.engine, &op->shared.op);
+    return true;
+}
+
+static bool local_landed(tally_comm *c, struct part *p)
+{
+    return true; /* it was diverted */
+}
+
+/* The others wait for this rank's post, whatever comes of the operation here. */
+static void local_withdraw(tally_comm *c, struct tally_op *op, bool over)
+{
+    struct tly_shared *s = &op->shared;
+    if (!s->entered)
+        local_enter(op, true);
+    if (!over)
+        return;
+    if (!tly_chain_has_ended(&op->chain, STAGE_ENGINE))
+        tly_local_withdraw(s->engine, &s->op);
+    free(s->result);
+    s->result = NULL;
+}
+
+const struct stage tly_stage_engine = {
+    .does = "waits for other ranks of this machine",
+    .shared = true,
+    .suits = local_suits,
+    .take = local_take,
+    .alone = local_take_alone,
+    .begin = local_begin,
+    .ready = local_ready,
+    .landed = local_landed,
+    .take_back = local_take_back,
+    .withdraw = local_withdraw};
+
+/* --- the pool ------------------------------------------------------------------------------------ */
+
+int tally_alloc(tally_comm *c, size_t bytes, void **memory)
+{
+    int err = tly_comm_check(c);
+    return err ? err : tly_pool_alloc(c->local ? tly_local_segment(c->local) : NULL, bytes, memory);
+}
+
+int tally_comm_has_pool(const tally_comm *c)
+{
+    return c && c->local;
+}
+
+int tally_free(void *memory)
+{
+    int err = memory ? tly_pool_free(memory) : 0;
+    return err ? tly_fail(-err, "%p is not from tally_alloc()", memory) : 0;
+}

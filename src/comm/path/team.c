@@ -1,0 +1,294 @@
+/* team.c - several machines, several ranks on them: the ranks of a machine are a team, which pushes large tensors once.
+ *
+ * Of such a push_pull each part but the first has a carrier on every machine.  The carriers of a part are a list of ranks
+ * as a group is one: what the services sum, answer and redo are their pushes, each the sum of a team (src/local/team.c
+ * makes it and hands the result round).  A tree over machines of trees over their ranks is the tree over ranks, or what
+ * the service would compute anyway: else there are no teams (tly_roster_suits_teams).
+ *
+ * Part 0 is empty, and pushed by every rank for itself: a roll call.  So a tensor's home sees all ranks' specs, marks and
+ * absences as ever, and all ranks have its verdicts from there.
+ *
+ * The thread "tally-local" sums the inputs of the machine's ranks into the carrier's output, about a credit ahead of what has
+ * been admitted (may_sum in src/local/team.c).  The sum goes on to the network (tly_team_summed → tly_stage_passed).  When the
+ * result has landed, it is copied to the others (tly_local_landed).  An operation ends when all parts are in its rank's
+ * output (team_ended) and nothing that it carries must be kept.  One that ends with an error takes its buffers back first
+ * (tly_local_withdraw). */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/list.h"
+#include "base/log.h"
+#include "comm/comm.h"
+#include "comm/epoch/epoch.h"
+#include "comm/op/group.h"
+#include "comm/op/op.h"
+#include "comm/op/part.h"
+#include "comm/op/tensor.h"
+#include "comm/path/chain.h"
+#include "comm/path/engine.h"
+#include "comm/path/stage.h"
+#include "comm/path/team.h"
+#include "join/roster.h"
+#include "local/local.h"
+#include "local/segment.h"
+
+/* Below this, the roll call and the hand-overs cost more than pushing twice. */
+enum { LEAST_BYTES = 16 << 10 };
+
+static struct part *part_of(struct tly_local_piece *piece)
+{
+    return tly_list_entry(piece, struct part, shard.piece);
+}
+
+static bool team_carries(const struct part *p)
+{
+    return p->shard.piece.op != NULL;
+}
+
+/* --- who carries --------------------------------------------------------------------------------- */
+
+/* Of list i the rank of each machine: where there are fewer ranks than lists they are in several. */
+static void fill_list(tally_comm *c, const int *sizes, int i)
+{
+    const struct tly_roster *r = &c->member.roster;
+    struct tally_group *g = c->teams.carry[i];
+    g->comm = c;
+    g->size = c->machines;
+    g->rank = c->machine;
+    for (int rank = 0; rank < c->size; rank++) {
+        const struct tly_roster_rank *at = &r->ranks[rank];
+        if (at->local_rank == (uint32_t)(i % sizes[at->machine]))
+            g->ranks[at->machine] = (uint32_t)rank;
+    }
+}
+
+int tly_team_begin_lists(tally_comm *c)
+{
+    const struct tly_roster *r = &c->member.roster;
+    /* A coordinator that is a process of its own has settings of its own. */
+    if (!r->teams || strcmp(c->params.local, "on") != 0)
+        return 0;
+    int *sizes = calloc((size_t)c->machines, sizeof *sizes);
+    for (int i = 0; sizes && i < c->size; i++) {
+        int size = ++sizes[r->ranks[i].machine];
+        c->teams.lists = size > c->teams.lists ? size : c->teams.lists;
+    }
+    c->teams.carry = calloc((size_t)c->teams.lists + 1, sizeof *c->teams.carry);
+    int err = sizes && c->teams.carry ? 0 : -ENOMEM;
+    for (int i = 0; i < c->teams.lists && !err; i++) {
+        struct tally_group *g = c->teams.carry[i] = calloc(1, sizeof *g);
+        if (!g || !(g->ranks = calloc((size_t)c->machines, sizeof *g->ranks))) {
+            err = -ENOMEM;
+            break;
+        }
+        fill_list(c, sizes, i);
+        if (g->ranks[c->machine] == (uint32_t)c->rank)
+            err = tly_group_number(c, g);
+    }
+    free(sizes);
+    return err ? tly_fail(ENOMEM, "out of memory") : 0;
+}
+
+void tly_team_finish(tally_comm *c)
+{
+    for (int i = 0; c->teams.carry && c->teams.carry[i]; i++) {
+        free(c->teams.carry[i]->ranks);
+        free(c->teams.carry[i]);
+    }
+    free(c->teams.carry);
+}
+
+int tly_team_agree(tally_comm *c)
+{
+    uint8_t able = c->local != NULL, all = 0;
+    tally_op *op;
+    if (!c->teams.carry)
+        return 0;
+    int err = tally_push_pull(c, "all machines' ranks share memory", &able, &all, 1, TALLY_UINT8, TALLY_MIN,
+                              NULL, &op);
+    if (err)
+        return err;
+    err = tally_op_wait(op, -1);
+    tally_op_free(op);
+    c->teams.on = !err && all;
+    if (!err && !all)
+        tly_log(c->rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
+                "the ranks of some machine cannot share memory: each rank sends its own tensors over the "
+                "network");
+    return err;
+}
+
+/* --- a stage of an operation -------------------------------------------------------------------------------- */
+
+static void team_ended(struct tally_op *op, int err, const char *sentence)
+{
+    if (err)
+        tly_stage_lost(op, err, sentence);
+    else
+        tly_stage_over(op, STAGE_TEAM);
+}
+
+/* Its home has heard of the same, and says what is wrong. */
+static void team_diverted(struct tally_op *op)
+{
+}
+
+static const struct tly_engine_user team_user = {.ended = team_ended, .diverted = team_diverted};
+
+static bool team_suits(const tally_comm *c, const struct tally_op *op)
+{
+    return c->teams.on && tly_call_is_sum_for_all(op->call) && op->group->number == 0 && !op->mark &&
+           op->bytes >= LEAST_BYTES;
+}
+
+static void team_take(tally_comm *c, struct tally_op *op)
+{
+    tly_shared_take(&op->shared, c->local, &team_user);
+    tly_local_ref(c->local);
+    tly_names_count_engine_op(&c->names);
+    tly_comm_describe_local(op);
+    tly_list_init(&op->shared.op.node);
+    tly_list_init(&op->shared.op.pieces);
+    tly_list_init(&op->shared.op.landed);
+}
+
+/* What goes to one service is carried by all ranks of a machine in turn, so that all have the same to do, and each its
+ * share of the card.  Of parts that others carry nothing is known here. */
+static int team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
+{
+    static const uint8_t nothing;
+    uint32_t *turn = calloc((size_t)op->epoch->services, sizeof *turn), mine = 0;
+    op->parts = calloc(1 + (size_t)cut->count, sizeof *op->parts);
+    if (!turn || !op->parts) {
+        free(turn);
+        return -ENOMEM;
+    }
+    op->part_count = 1 + cut->count;
+    op->credit = cut->credit;
+    op->parts[0] = (struct part){.op = op,
+                                 .input = &nothing,
+                                 .owner = tly_epoch_owner(c, op->epoch, op->key, 0, cut->pieces[0].owner),
+                                 .dtype = op->dtype};
+    bool backwards = tly_tensor_line_up(op);
+    op->shared.op.priority = op->urgency; /* the engine sums in the order in which the network sends */
+    uint64_t place = 0;
+    /* Who carries what is the same on all ranks; in which order each sends it need not be. */
+    for (uint32_t i = 0; i < cut->count; i++) {
+        struct part *p = &op->parts[i + 1];
+        uint16_t dealt = cut->pieces[i].owner;
+        uint32_t length = cut->pieces[i].length;
+        const struct tally_group *g = c->teams.carry[(turn[dealt]++ + dealt) % (unsigned)c->teams.lists];
+        *p = (struct part){.op = op,
+                           .state = PART_LANDED,
+                           .owner = dealt,
+                           .index = i + 1,
+                           .place = place,
+                           .length = length,
+                           .result_length = length,
+                           .dtype = op->dtype};
+        if (g->ranks[c->machine] == (uint32_t)c->rank) {
+            *p = (struct part){
+                .op = op,
+                .place = place,
+                .index = i + 1,
+                .order = backwards ? cut->count - i : i + 1,
+                .number = i + 1,
+                .group = g->number,
+                .length = length,
+                .result_length = length,
+                .owner = tly_epoch_owner(c, op->epoch, op->key, i + 1, dealt),
+                .dtype = op->dtype,
+                .root = (uint32_t)c->size - 1,
+                .scaled = true,
+                .shard = {.piece = {.op = &op->shared.op, .place = place, .length = length}}};
+            tly_list_init(&p->shard.piece.node);
+            tly_list_append(backwards ? op->shared.op.pieces.next : &op->shared.op.pieces,
+                            &p->shard.piece.node);
+            mine++;
+        }
+        p->input = op->input + place;
+        p->landing = op->output + place;
+        place += length;
+    }
+    free(turn);
+    op->shared.op.parts = cut->count;
+    tly_progress_begin(&op->progress, 1 + mine); /* the roll call and ours */
+    return 0;
+}
+
+static int team_begin(tally_comm *c, struct tally_op *op)
+{
+    op->shared.op.ahead = op->credit;
+    return 0;
+}
+
+/* The roll call comes when all parts have: then the others may read this rank's input, and the engine sums the parts in its
+ * own order. */
+static int team_ready(tally_comm *c, struct part *p)
+{
+    struct tally_op *op = p->op;
+    if (p->index > 0)
+        return 0;
+    op->shared.op.input = op->parts[1].input;
+    op->shared.op.output = op->parts[1].landing;
+    op->shared.entered = true;
+    tly_local_enter(op->shared.engine, &op->shared.op);
+    return 1;
+}
+
+static void team_admitted(struct part *p)
+{
+    if (team_carries(p))
+        tly_local_sent(p->op->shared.engine, &p->shard.piece);
+}
+
+/* The engine copies it to the others.  That all have come here it says of the operation. */
+static bool team_landed(tally_comm *c, struct part *p)
+{
+    if (p->index == 0)
+        return true;
+    tly_local_landed(p->op->shared.engine, &p->shard.piece);
+    return false;
+}
+
+static void team_withdraw(tally_comm *c, struct tally_op *op, bool over)
+{
+    if (!over)
+        return;              /* the others of the team end it when they hear of it from home */
+    if (!op->shared.entered) /* the others' rounds there end when all posts have come */
+        tly_local_enter(op->shared.engine, &op->shared.op);
+    op->shared.entered = true;
+    if (!tly_chain_has_ended(&op->chain,
+                             STAGE_TEAM)) /* the engine may be at it, if only to say that it is over */
+        tly_local_withdraw(op->shared.engine, &op->shared.op);
+    for (uint32_t i = 0; i < op->part_count; i++)
+        if (team_carries(&op->parts[i]))
+            tly_local_sent(op->shared.engine, &op->parts[i].shard.piece);
+    if (op->shared.op.borrowed)
+        tly_pool_free(op->shared.op.borrowed);
+    op->shared.op.borrowed = NULL;
+}
+
+const struct stage tly_stage_team = {
+    .does = "is not summed on this machine yet",
+    .shared = true,
+    .suits = team_suits,
+    .take = team_take,
+    .cut = team_cut,
+    .begin = team_begin,
+    .ready = team_ready,
+    .admitted = team_admitted,
+    .landed = team_landed,
+    .withdraw = team_withdraw};
+
+/* --- said by the engine -------------------------------------------------------------------------- */
+
+void tly_team_summed(void *comm, struct tly_local_piece *piece)
+{
+    struct part *p = part_of(piece);
+    p->input = p->landing = p->op->shared.op.sums + p->place;
+    tly_stage_passed(p);
+}
