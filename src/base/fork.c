@@ -16,7 +16,7 @@ enum { MOST = 1 << 16, BITS = 8 * sizeof(unsigned long) };
 static atomic_ulong owned[MOST / BITS];
 static unsigned generation;
 
-static void in_child(void)
+static void fork_in_child(void)
 {
     generation++;
     /* No locks, no shutdown(2), no epoll_ctl: the parent's sockets and epoll set must not notice. */
@@ -28,16 +28,16 @@ static void in_child(void)
     }
 }
 
-static void install(void)
+static void fork_install(void)
 {
-    pthread_atfork(NULL, NULL, in_child);
+    pthread_atfork(NULL, NULL, fork_in_child);
 }
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 int tly_fd_own(int fd)
 {
-    pthread_once(&once, install);
+    pthread_once(&once, fork_install);
     if (fd >= 0 && fd < MOST)
         atomic_fetch_or_explicit(&owned[(unsigned)fd / BITS], 1ul << (unsigned)fd % BITS,
                                  memory_order_relaxed);

@@ -26,7 +26,7 @@ int tly_heap_reserve(struct tly_heap *h, size_t more)
     return 0;
 }
 
-static void sift_down(struct tly_heap *h, size_t i)
+static void heap_sift_down(struct tly_heap *h, size_t i)
 {
     struct tly_heap_item item = h->items[i];
     for (;;) {
@@ -64,7 +64,7 @@ void *tly_heap_pop(struct tly_heap *h)
     void *value = h->items[0].value;
     h->items[0] = h->items[--h->count];
     if (h->count)
-        sift_down(h, 0);
+        heap_sift_down(h, 0);
     return value;
 }
 
@@ -76,5 +76,5 @@ void tly_heap_filter(struct tly_heap *h, bool (*drop)(void *value, void *user), 
             h->items[kept++] = h->items[i];
     h->count = kept;
     for (size_t i = kept / 2; i-- > 0;)
-        sift_down(h, i);
+        heap_sift_down(h, i);
 }

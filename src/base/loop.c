@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 
-static void drain_wake(struct tly_watch *w, uint32_t events)
+static void loop_drain_wake(struct tly_watch *w, uint32_t events)
 {
     uint64_t n;
     while (read(w->fd, &n, sizeof n) < 0 && errno == EINTR)
@@ -34,7 +34,7 @@ int tly_loop_init(struct tly_loop *l)
         return err;
     }
     pthread_mutex_init(&l->lock, NULL);
-    l->wake = (struct tly_watch){.fd = l->wake_fd, .ready = drain_wake};
+    l->wake = (struct tly_watch){.fd = l->wake_fd, .ready = loop_drain_wake};
     l->now = l->last_tick = tly_now();
     l->awake = l->smooth_since = TLY_SEC; /* never 0: users take 0 for "not yet" */
     return tly_loop_add(l, &l->wake, EPOLLIN);
@@ -94,7 +94,7 @@ void tly_loop_unhook(struct tly_loop *l, struct tly_hook *h)
 }
 
 /* The next hook of a walk in which hooks may be removed; NULL at the end. */
-static struct tly_hook *walk(struct tly_loop *l, bool first)
+static struct tly_hook *loop_walk(struct tly_loop *l, bool first)
 {
     struct tly_list *n = first ? l->hooks.next : l->next_hook;
     if (n == &l->hooks) {
@@ -105,10 +105,10 @@ static struct tly_hook *walk(struct tly_loop *l, bool first)
     return tly_list_entry(n, struct tly_hook, node);
 }
 
-static int64_t prepare(struct tly_loop *l)
+static int64_t loop_prepare(struct tly_loop *l)
 {
     int64_t due = INT64_MAX;
-    for (struct tly_hook *h = walk(l, true); h; h = walk(l, false))
+    for (struct tly_hook *h = loop_walk(l, true); h; h = loop_walk(l, false))
         if (h->prepare) {
             int64_t t = h->prepare(h);
             if (t < due)
@@ -117,7 +117,7 @@ static int64_t prepare(struct tly_loop *l)
     return due;
 }
 
-static void tick(struct tly_loop *l)
+static void loop_tick(struct tly_loop *l)
 {
     int64_t passed = l->now - l->last_tick;
     if (passed < TLY_TICK_MS * TLY_MS)
@@ -132,7 +132,7 @@ static void tick(struct tly_loop *l)
         l->paused = late;
         l->paused_till = l->now;
     }
-    for (struct tly_hook *h = walk(l, true); h; h = walk(l, false))
+    for (struct tly_hook *h = loop_walk(l, true); h; h = loop_walk(l, false))
         if (h->tick)
             h->tick(h);
 }
@@ -144,7 +144,7 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
 
     tly_loop_lock(l);
     l->now = tly_now();
-    int64_t due = prepare(l);
+    int64_t due = loop_prepare(l);
     int64_t now = tly_now();
     int64_t wait = l->last_tick + TLY_TICK_MS * TLY_MS - now;
     if (due - now < wait)
@@ -176,7 +176,7 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
         if (w)
             w->ready(w, e.events);
     }
-    tick(l);
+    loop_tick(l);
     tly_loop_unlock(l);
 }
 

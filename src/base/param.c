@@ -65,7 +65,7 @@ static const struct rule {
     {"TALLY_SECRET", .secret = true, .shortest = 16},
 };
 
-static const struct rule *rule_of(const struct row *row)
+static const struct rule *param_rule_of(const struct row *row)
 {
     static const struct rule none;
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
@@ -74,7 +74,7 @@ static const struct rule *rule_of(const struct row *row)
     return &none;
 }
 
-static const struct row *find_row(const char *name, size_t len)
+static const struct row *param_find_row(const char *name, size_t len)
 {
     for (int i = 0; i < ROWS; i++)
         if (strlen(table[i].name) == len && memcmp(table[i].name, name, len) == 0)
@@ -82,7 +82,7 @@ static const struct row *find_row(const char *name, size_t len)
     return NULL;
 }
 
-static void *field(const struct tly_params *p, const struct row *row)
+static void *param_field(const struct tly_params *p, const struct row *row)
 {
     return (char *)p + row->offset;
 }
@@ -96,7 +96,8 @@ struct reader {
     char origin[256]; /* where the name stands, for the sentence; "" if the name says enough */
 };
 
-__attribute__((format(printf, 3, 4))) static int refuse(struct reader *r, int err, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static int param_refuse(struct reader *r, int err, const char *format,
+                                                              ...)
 {
     va_list args;
     va_start(args, format);
@@ -108,7 +109,7 @@ __attribute__((format(printf, 3, 4))) static int refuse(struct reader *r, int er
 }
 
 /* Changes that make a of b: letters put in, left out, replaced, or two neighbours swapped. */
-static int distance(const char *a, size_t la, const char *b, size_t lb)
+static int param_distance(const char *a, size_t la, const char *b, size_t lb)
 {
     enum { LONGEST = 48 };
     int d[3][LONGEST + 1]; /* the last rows of the usual matrix */
@@ -133,16 +134,16 @@ static int distance(const char *a, size_t la, const char *b, size_t lb)
     return d[la % 3][lb];
 }
 
-static size_t prefix_len(const char *name, size_t len)
+static size_t param_prefix_len(const char *name, size_t len)
 {
     return len >= 6 && strncasecmp(name, "TALLY_", 6) == 0 ? 6 : 0;
 }
 
 /* Unlikeness of a name to a row's, TALLY_ left aside; at most 1 when one begins the other. */
-static int unlike(const char *name, size_t len, const struct row *row)
+static int param_unlike(const char *name, size_t len, const struct row *row)
 {
     char word[64];
-    size_t skip = prefix_len(name, len), n = len - skip, m = strlen(row->name) - 6;
+    size_t skip = param_prefix_len(name, len), n = len - skip, m = strlen(row->name) - 6;
     if (n >= sizeof word)
         return 64;
     for (size_t i = 0; i < n; i++) /* lower case is a slip too */
@@ -151,17 +152,17 @@ static int unlike(const char *name, size_t len, const struct row *row)
     size_t shorter = n < m ? n : m;
     if (shorter >= 3 && n != m && memcmp(word, row->name + 6, shorter) == 0)
         return 1;
-    return distance(word, n, row->name + 6, m);
+    return param_distance(word, n, row->name + 6, m);
 }
 
-static int refuse_name(struct reader *r, const char *name, size_t len)
+static int param_refuse_name(struct reader *r, const char *name, size_t len)
 {
     char near[128] = ""; /* room for three of the longest */
     size_t at = 0;
     int found = 0;
     for (int want = 0; want <= 3; want++) {
         for (int i = 0; i < ROWS && found < 3; i++) {
-            if (unlike(name, len, &table[i]) != want || want * 3 > (int)strlen(table[i].name) - 6)
+            if (param_unlike(name, len, &table[i]) != want || want * 3 > (int)strlen(table[i].name) - 6)
                 continue;
             at += (size_t)snprintf(near + at, sizeof near - at, "%s%s", found++ ? " or " : "", table[i].name);
         }
@@ -169,12 +170,13 @@ static int refuse_name(struct reader *r, const char *name, size_t len)
             break;
     }
     if (found)
-        return refuse(r, EINVAL, "unknown setting %.*s; did you mean %s?", (int)len, name, near);
-    return refuse(r, EINVAL, "unknown setting %.*s; `tally params` lists the valid ones", (int)len, name);
+        return param_refuse(r, EINVAL, "unknown setting %.*s; did you mean %s?", (int)len, name, near);
+    return param_refuse(r, EINVAL, "unknown setting %.*s; `tally params` lists the valid ones", (int)len,
+                        name);
 }
 
 /* The text of a number as people write it, with letters each worth `step` times the last: 1048576 is 1M. */
-static const char *unit_text(uint64_t number, unsigned step, const char *unit, char buf[32])
+static const char *param_unit_text(uint64_t number, unsigned step, const char *unit, char buf[32])
 {
     int u = -1;
     while (number && number % step == 0 && unit[u + 1]) {
@@ -185,32 +187,32 @@ static const char *unit_text(uint64_t number, unsigned step, const char *unit, c
     return buf;
 }
 
-static const char *size_text(uint64_t bytes, char buf[32])
+static const char *param_size_text(uint64_t bytes, char buf[32])
 {
-    return unit_text(bytes, 1024, "KMGT", buf);
+    return param_unit_text(bytes, 1024, "KMGT", buf);
 }
 
 /* A rate of 0 is none. */
-static const char *rate_text(uint64_t rate, char buf[32])
+static const char *param_rate_text(uint64_t rate, char buf[32])
 {
     buf[0] = '\0';
-    return rate ? unit_text(rate, 1000, "kMGT", buf) : buf;
+    return rate ? param_unit_text(rate, 1000, "kMGT", buf) : buf;
 }
 
-static const char *number_text(enum kind kind, double x, char buf[32])
+static const char *param_number_text(enum kind kind, double x, char buf[32])
 {
     if (kind == SIZE)
-        return size_text((uint64_t)x, buf);
+        return param_size_text((uint64_t)x, buf);
     if (kind == RATE)
-        return rate_text((uint64_t)x, buf);
+        return param_rate_text((uint64_t)x, buf);
     snprintf(buf, 32, "%.10g", x);
     return buf;
 }
 
 /* What is valid for a row, such as "4K to 64M, a multiple of 64". */
-static const char *valid_text(const struct row *row, char *buf, size_t len)
+static const char *param_valid_text(const struct row *row, char *buf, size_t len)
 {
-    const struct rule *rule = rule_of(row);
+    const struct rule *rule = param_rule_of(row);
     char lo[32], hi[32];
     size_t at = 0;
     buf[0] = 0;
@@ -222,8 +224,8 @@ static const char *valid_text(const struct row *row, char *buf, size_t len)
                                                       : " or ",
                                    *c);
     } else if (row->kind != STR) {
-        at = (size_t)snprintf(buf, len, "%s to %s%s", number_text(row->kind, row->min, lo),
-                              number_text(row->kind, row->max, hi),
+        at = (size_t)snprintf(buf, len, "%s to %s%s", param_number_text(row->kind, row->min, lo),
+                              param_number_text(row->kind, row->max, hi),
                               row->kind == SECS   ? " seconds"
                               : row->kind == RATE ? " bit/s"
                                                   : "");
@@ -250,7 +252,7 @@ bool tly_digits(const char **text, bool point, double *number)
     return any;
 }
 
-static bool parse_number(enum kind kind, const char *text, double *number)
+static bool param_parse_number(enum kind kind, const char *text, double *number)
 {
     bool negative = kind == INT && *text == '-';
     text += negative;
@@ -277,9 +279,9 @@ static bool parse_number(enum kind kind, const char *text, double *number)
     return !*text;
 }
 
-static int set_text(const struct row *row, struct tly_params *p, const char *text)
+static int param_set_text(const struct row *row, struct tly_params *p, const char *text)
 {
-    char **to = field(p, row), *copy = text ? strdup(text) : NULL;
+    char **to = param_field(p, row), *copy = text ? strdup(text) : NULL;
     if (text && !copy)
         return -ENOMEM;
     free(*to);
@@ -287,31 +289,31 @@ static int set_text(const struct row *row, struct tly_params *p, const char *tex
     return 0;
 }
 
-static int set_default(const struct row *row, struct tly_params *p)
+static int param_set_default(const struct row *row, struct tly_params *p)
 {
     switch (row->kind) {
     case STR:
-        return set_text(row, p, row->text);
+        return param_set_text(row, p, row->text);
     case INT:
-        *(int64_t *)field(p, row) = (int64_t)row->number;
+        *(int64_t *)param_field(p, row) = (int64_t)row->number;
         break;
     case SIZE:
     case RATE:
-        *(uint64_t *)field(p, row) = (uint64_t)row->number;
+        *(uint64_t *)param_field(p, row) = (uint64_t)row->number;
         break;
     case SECS:
-        *(double *)field(p, row) = row->number;
+        *(double *)param_field(p, row) = row->number;
         break;
     }
     return 0;
 }
 
-static int set_value(struct reader *r, const struct row *row, const char *text)
+static int param_set_value(struct reader *r, const struct row *row, const char *text)
 {
-    const struct rule *rule = rule_of(row);
+    const struct rule *rule = param_rule_of(row);
     char valid[256];
     if (!*text)
-        return set_default(row, r->p) ? refuse(r, ENOMEM, "out of memory") : 0;
+        return param_set_default(row, r->p) ? param_refuse(r, ENOMEM, "out of memory") : 0;
     if (row->kind == STR) {
         const char *word = text;
         if (rule->choices) {
@@ -321,43 +323,44 @@ static int set_value(struct reader *r, const struct row *row, const char *text)
             word = *c;
         }
         if (rule->secret && strlen(text) < rule->shortest)
-            return refuse(r, EINVAL, "%s is too short: %s", row->name, valid_text(row, valid, sizeof valid));
+            return param_refuse(r, EINVAL, "%s is too short: %s", row->name,
+                                param_valid_text(row, valid, sizeof valid));
         if (!word)
-            return refuse(r, EINVAL, "%s=%.200s is not valid: %s", row->name, text,
-                          valid_text(row, valid, sizeof valid));
-        return set_text(row, r->p, word) ? refuse(r, ENOMEM, "out of memory") : 0;
+            return param_refuse(r, EINVAL, "%s=%.200s is not valid: %s", row->name, text,
+                                param_valid_text(row, valid, sizeof valid));
+        return param_set_text(row, r->p, word) ? param_refuse(r, ENOMEM, "out of memory") : 0;
     }
     double number; /* exact: no row goes as far as 2^53 */
-    if (!parse_number(row->kind, text, &number))
-        return refuse(r, EINVAL, "%s=%.200s is no %s: %s", row->name, text,
-                      row->kind == SIZE   ? "size"
-                      : row->kind == RATE ? "rate"
-                      : row->kind == SECS ? "time"
-                                          : "number",
-                      valid_text(row, valid, sizeof valid));
+    if (!param_parse_number(row->kind, text, &number))
+        return param_refuse(r, EINVAL, "%s=%.200s is no %s: %s", row->name, text,
+                            row->kind == SIZE   ? "size"
+                            : row->kind == RATE ? "rate"
+                            : row->kind == SECS ? "time"
+                                                : "number",
+                            param_valid_text(row, valid, sizeof valid));
     if (number < row->min || number > row->max || (rule->multiple && (uint64_t)number % rule->multiple))
-        return refuse(r, EINVAL, "%s=%.200s is out of range: %s", row->name, text,
-                      valid_text(row, valid, sizeof valid));
+        return param_refuse(r, EINVAL, "%s=%.200s is out of range: %s", row->name, text,
+                            param_valid_text(row, valid, sizeof valid));
     if (row->kind == INT)
-        *(int64_t *)field(r->p, row) = (int64_t)number;
+        *(int64_t *)param_field(r->p, row) = (int64_t)number;
     else if (row->kind == SIZE || row->kind == RATE)
-        *(uint64_t *)field(r->p, row) = (uint64_t)(number + 0.5);
+        *(uint64_t *)param_field(r->p, row) = (uint64_t)(number + 0.5);
     else
-        *(double *)field(r->p, row) = number;
+        *(double *)param_field(r->p, row) = number;
     return 0;
 }
 
 /* "NAME=value" */
-static int set_pair(struct reader *r, const char *pair)
+static int param_set_pair(struct reader *r, const char *pair)
 {
     const char *eq = strchr(pair, '=');
     if (!eq)
-        return refuse(r, EINVAL, "\"%.200s\" is not of the form NAME=value", pair);
-    const struct row *row = find_row(pair, (size_t)(eq - pair));
-    return row ? set_value(r, row, eq + 1) : refuse_name(r, pair, (size_t)(eq - pair));
+        return param_refuse(r, EINVAL, "\"%.200s\" is not of the form NAME=value", pair);
+    const struct row *row = param_find_row(pair, (size_t)(eq - pair));
+    return row ? param_set_value(r, row, eq + 1) : param_refuse_name(r, pair, (size_t)(eq - pair));
 }
 
-static char *trim(char *s)
+static char *param_trim(char *s)
 {
     static const char blank[] = " \t\r\n";
     s += strspn(s, blank);
@@ -367,7 +370,7 @@ static char *trim(char *s)
     return s;
 }
 
-static int read_config(struct reader *r, const char *path)
+static int param_read_config(struct reader *r, const char *path)
 {
     char *line = NULL;
     size_t room = 0;
@@ -375,33 +378,33 @@ static int read_config(struct reader *r, const char *path)
     FILE *file = fopen(path, "re");
     if (!file) {
         rc = errno;
-        return refuse(r, rc, "cannot open TALLY_CONFIG=%s: %s", path, strerror(rc));
+        return param_refuse(r, rc, "cannot open TALLY_CONFIG=%s: %s", path, strerror(rc));
     }
     while (rc == 0 && getline(&line, &room, file) >= 0) {
-        char *pair = trim(line), *eq = strchr(pair, '=');
+        char *pair = param_trim(line), *eq = strchr(pair, '=');
         snprintf(r->origin, sizeof r->origin, "%.200s, line %d", path, ++number);
         if (!*pair || *pair == '#')
             continue;
         if (!eq) {
-            rc = refuse(r, EINVAL, "a line must be NAME=value, a comment that starts with #, or empty");
+            rc = param_refuse(r, EINVAL, "a line must be NAME=value, a comment that starts with #, or empty");
             break;
         }
         *eq = 0; /* blanks around = are no part of either side */
-        const char *name = trim(pair), *value = trim(eq + 1);
-        const struct row *row = find_row(name, strlen(name));
+        const char *name = param_trim(pair), *value = param_trim(eq + 1);
+        const struct row *row = param_find_row(name, strlen(name));
         struct stat st;
         if (!row)
-            rc = refuse_name(r, name, strlen(name));
+            rc = param_refuse_name(r, name, strlen(name));
         else if (strcmp(name, "TALLY_CONFIG") == 0)
-            rc = refuse(r, EINVAL, "a configuration file cannot name another");
-        else if (rule_of(row)->secret && fstat(fileno(file), &st) == 0 && (st.st_mode & 077))
-            rc =
-                refuse(r, EINVAL, "a file that holds %s must be its owner's alone: chmod 600 %s", name, path);
+            rc = param_refuse(r, EINVAL, "a configuration file cannot name another");
+        else if (param_rule_of(row)->secret && fstat(fileno(file), &st) == 0 && (st.st_mode & 077))
+            rc = param_refuse(r, EINVAL, "a file that holds %s must be its owner's alone: chmod 600 %s", name,
+                              path);
         else
-            rc = set_value(r, row, value);
+            rc = param_set_value(r, row, value);
     }
     if (rc == 0 && ferror(file))
-        rc = refuse(r, EIO, "cannot read %s", path);
+        rc = param_refuse(r, EIO, "cannot read %s", path);
     free(line);
     fclose(file);
     r->origin[0] = 0;
@@ -410,7 +413,7 @@ static int read_config(struct reader *r, const char *path)
 
 /* The environment that setenv() changes.  A program that names `environ` has a copy of the variable; where we were loaded
  * with RTLD_DEEPBIND (as MPItrampoline does) our own reference is to libc's, which stays as it was at first. */
-static char **environment(void)
+static char **param_environment(void)
 {
     extern char **environ;
     void *program = dlopen(NULL, RTLD_LAZY);
@@ -429,20 +432,20 @@ int tly_params_load(struct tly_params *p, const char *const settings[], char *wh
     const char *config = getenv("TALLY_CONFIG");
     int rc = 0;
     for (int i = 0; i < ROWS; i++)
-        if (set_default(&table[i], &fresh)) {
-            rc = refuse(&r, ENOMEM, "out of memory");
+        if (param_set_default(&table[i], &fresh)) {
+            rc = param_refuse(&r, ENOMEM, "out of memory");
             goto fail;
         }
     for (int i = 0; settings && settings[i]; i++)
         if (strncmp(settings[i], "TALLY_CONFIG=", 13) == 0)
             config = settings[i] + 13;
-    if (config && *config && (rc = read_config(&r, config)))
+    if (config && *config && (rc = param_read_config(&r, config)))
         goto fail;
-    for (char **e = environment(); e && *e; e++)
-        if (strncmp(*e, "TALLY_", 6) == 0 && (rc = set_pair(&r, *e)))
+    for (char **e = param_environment(); e && *e; e++)
+        if (strncmp(*e, "TALLY_", 6) == 0 && (rc = param_set_pair(&r, *e)))
             goto fail;
     for (int i = 0; settings && settings[i]; i++)
-        if ((rc = set_pair(&r, settings[i])))
+        if ((rc = param_set_pair(&r, settings[i])))
             goto fail;
     *p = fresh;
     return 0;
@@ -457,7 +460,7 @@ void tly_params_finish(struct tly_params *p)
         return;
     for (int i = 0; i < ROWS; i++) {
         if (table[i].kind == STR) {
-            char **text = field(p, &table[i]);
+            char **text = param_field(p, &table[i]);
             free(*text);
             *text = NULL;
         }
@@ -467,27 +470,27 @@ void tly_params_finish(struct tly_params *p)
 /* --- agreeing -------------------------------------------------------------------------------- */
 
 /* The value as it may be read back, "" for an unset text. */
-static void value_text(const struct tly_params *p, const struct row *row, char *buf, size_t len)
+static void param_value_text(const struct tly_params *p, const struct row *row, char *buf, size_t len)
 {
     switch (row->kind) {
     case STR: {
-        const char *text = *(char **)field(p, row);
-        snprintf(buf, len, "%s", !text ? "" : rule_of(row)->secret ? "(set)" : text);
+        const char *text = *(char **)param_field(p, row);
+        snprintf(buf, len, "%s", !text ? "" : param_rule_of(row)->secret ? "(set)" : text);
         break;
     }
     case INT:
-        snprintf(buf, len, "%lld", (long long)*(int64_t *)field(p, row));
+        snprintf(buf, len, "%lld", (long long)*(int64_t *)param_field(p, row));
         break;
     case SIZE:
-        snprintf(buf, len, "%llu", (unsigned long long)*(uint64_t *)field(p, row));
+        snprintf(buf, len, "%llu", (unsigned long long)*(uint64_t *)param_field(p, row));
         break;
     case RATE: {
         char text[32];
-        snprintf(buf, len, "%s", rate_text(*(uint64_t *)field(p, row), text));
+        snprintf(buf, len, "%s", param_rate_text(*(uint64_t *)param_field(p, row), text));
         break;
     }
     case SECS:
-        snprintf(buf, len, "%.10g", *(double *)field(p, row));
+        snprintf(buf, len, "%.10g", *(double *)param_field(p, row));
         break;
     }
 }
@@ -502,7 +505,7 @@ int tly_params_agreed_text(const struct tly_params *p, char *buf, size_t len)
     for (int i = 0; i < ROWS; i++) {
         if (!table[i].agreed)
             continue;
-        value_text(p, &table[i], value, sizeof value);
+        param_value_text(p, &table[i], value, sizeof value);
         at += (size_t)snprintf(at < len ? buf + at : NULL, at < len ? len - at : 0, " %s=%s", table[i].name,
                                value);
     }
@@ -522,29 +525,30 @@ uint64_t tly_params_digest(const struct tly_params *p)
 
 /* --- printing -------------------------------------------------------------------------------- */
 
-static void default_text(const struct row *row, char *buf, size_t len)
+static void param_default_text(const struct row *row, char *buf, size_t len)
 {
     char number[32];
     snprintf(buf, len, "%s",
-             row->kind == STR ? (row->text ? row->text : "") : number_text(row->kind, row->number, number));
+             row->kind == STR ? (row->text ? row->text : "")
+                              : param_number_text(row->kind, row->number, number));
 }
 
-static void print_table(FILE *out, const struct tly_params *p)
+static void param_print_table(FILE *out, const struct tly_params *p)
 {
     char value[512], size[32], valid[256];
     fprintf(out, "%-22s %-14s %-34s %s\n", "NAME", p ? "VALUE" : "DEFAULT", "VALID", "MEANING");
     for (int i = 0; i < ROWS; i++) {
         const struct row *row = &table[i];
-        if (rule_of(row)->hidden)
+        if (param_rule_of(row)->hidden)
             continue;
         if (!p)
-            default_text(row, value, sizeof value);
+            param_default_text(row, value, sizeof value);
         else if (row->kind == SIZE)
-            snprintf(value, sizeof value, "%s", size_text(*(uint64_t *)field(p, row), size));
+            snprintf(value, sizeof value, "%s", param_size_text(*(uint64_t *)param_field(p, row), size));
         else
-            value_text(p, row, value, sizeof value);
+            param_value_text(p, row, value, sizeof value);
         tly_text_clean(value);
-        valid_text(row, valid, sizeof valid);
+        param_valid_text(row, valid, sizeof valid);
         fprintf(out, "%-22s %-14s %-34s %s%s\n", row->name, *value ? value : "-", *valid ? valid : "text",
                 row->help, row->agreed ? " (the same on all ranks)" : "");
     }
@@ -564,14 +568,14 @@ void tly_json_text(FILE *out, const char *s)
     fputc('"', out);
 }
 
-static void print_json(FILE *out, const struct tly_params *p)
+static void param_print_json(FILE *out, const struct tly_params *p)
 {
     static const char *const kinds[] = {"text", "number", "bytes", "bits_per_s", "seconds"};
     char value[4096];
     fprintf(out, "[");
     for (int i = 0; i < ROWS; i++) {
         const struct row *row = &table[i];
-        const struct rule *rule = rule_of(row);
+        const struct rule *rule = param_rule_of(row);
         if (rule->hidden)
             continue;
         fprintf(out, "%s\n  {\"name\": \"%s\", \"kind\": \"%s\", \"default\": ", i ? "," : "", row->name,
@@ -589,13 +593,13 @@ static void print_json(FILE *out, const struct tly_params *p)
         for (const char *const *c = rule->choices; c && *c; c++)
             fprintf(out, "%s\"%s\"%s", c == rule->choices ? ", \"choices\": [" : ", ", *c, c[1] ? "" : "]");
         if (p) {
-            value_text(p, row, value, sizeof value);
+            param_value_text(p, row, value, sizeof value);
             fprintf(out, ", \"value\": ");
             if (row->kind == RATE && *value)
-                fprintf(out, "%llu", (unsigned long long)*(uint64_t *)field(p, row));
+                fprintf(out, "%llu", (unsigned long long)*(uint64_t *)param_field(p, row));
             else if (row->kind != STR && row->kind != RATE)
                 fprintf(out, "%s", value);
-            else if (row->kind == STR && *(char **)field(p, row))
+            else if (row->kind == STR && *(char **)param_field(p, row))
                 tly_json_text(out, value);
             else
                 fprintf(out, "null");
@@ -607,7 +611,7 @@ static void print_json(FILE *out, const struct tly_params *p)
     fprintf(out, "\n]\n");
 }
 
-static void print_troff_text(FILE *out, const char *s)
+static void param_print_troff_text(FILE *out, const char *s)
 {
     if (*s == '.' || *s == '\'')
         fputs("\\&", out);
@@ -623,7 +627,7 @@ static void print_troff_text(FILE *out, const char *s)
     }
 }
 
-static void print_troff(FILE *out)
+static void param_print_troff(FILE *out)
 {
     char text[256];
     fputs(".TH TALLY\\-PARAMS 7 \"\" \"Tally " TALLY_VERSION "\" \"Tally\"\n"
@@ -647,23 +651,23 @@ static void print_troff(FILE *out)
           out);
     for (int i = 0; i < ROWS; i++) {
         const struct row *row = &table[i];
-        if (rule_of(row)->hidden)
+        if (param_rule_of(row)->hidden)
             continue;
         snprintf(text, sizeof text, "%s", row->help);
         text[0] = (char)toupper((unsigned char)text[0]);
         fprintf(out, ".TP\n.B %s\n", row->name);
-        print_troff_text(out, text);
+        param_print_troff_text(out, text);
         fputs(".\n", out);
-        valid_text(row, text, sizeof text);
+        param_valid_text(row, text, sizeof text);
         if (*text) {
             fputs("Valid: ", out);
-            print_troff_text(out, text);
+            param_print_troff_text(out, text);
             fputs(".\n", out);
         }
-        default_text(row, text, sizeof text);
+        param_default_text(row, text, sizeof text);
         if (*text) {
             fputs("Default: ", out);
-            print_troff_text(out, text);
+            param_print_troff_text(out, text);
             fputs(".\n", out);
         }
         if (row->agreed)
@@ -677,13 +681,13 @@ void tly_params_print(FILE *out, const struct tly_params *p, enum tly_params_for
 {
     switch (format) {
     case TLY_PARAMS_TABLE:
-        print_table(out, p);
+        param_print_table(out, p);
         break;
     case TLY_PARAMS_JSON:
-        print_json(out, p);
+        param_print_json(out, p);
         break;
     case TLY_PARAMS_TROFF:
-        print_troff(out);
+        param_print_troff(out);
         break;
     }
 }

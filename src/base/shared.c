@@ -24,7 +24,7 @@ enum { HUGE_PAGE = 2 << 20, NO_SHRINKING = F_SEAL_SHRINK | F_SEAL_GROW };
 
 /* A descriptor with all its pages, or -errno.  Pages that come with the first write could be missing then, and the
  * write would be a SIGBUS: here that is an error. */
-static int open_pages(uint64_t size, unsigned flags)
+static int shared_open_pages(uint64_t size, unsigned flags)
 {
     int fd = tly_fd_own(memfd_create("tally", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags));
     if (fd < 0)
@@ -45,7 +45,7 @@ static int open_pages(uint64_t size, unsigned flags)
     return -err;
 }
 
-static int seal(int fd, bool writable)
+static int shared_seal(int fd, bool writable)
 {
     int seals = NO_SHRINKING;
     if (!writable && fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) < 0 && errno != EINVAL)
@@ -62,17 +62,17 @@ int tly_shared_create(uint64_t size, bool writable, struct tly_shared **out)
     s->fd = -1;
     if (size >= HUGE_PAGE) {
         s->size = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-        s->fd = open_pages(s->size, MFD_HUGETLB | MFD_HUGE_2MB);
+        s->fd = shared_open_pages(s->size, MFD_HUGETLB | MFD_HUGE_2MB);
         s->huge = s->fd >= 0;
     }
     if (s->fd < 0) {
         s->size = size ? (size + page - 1) / page * page : page;
-        s->fd = open_pages(s->size, 0);
+        s->fd = shared_open_pages(s->size, 0);
     }
     int err = s->fd < 0 ? -s->fd : 0;
     if (!err) {
         s->data = mmap(NULL, s->size, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
-        err = s->data == MAP_FAILED ? errno : -seal(s->fd, writable);
+        err = s->data == MAP_FAILED ? errno : -shared_seal(s->fd, writable);
     }
     if (err) {
         char text[TLY_BYTES_TEXT];

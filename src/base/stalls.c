@@ -23,7 +23,7 @@ enum {
 };
 
 /* The first bytes of a small file, as text.  False: it cannot be read. */
-static bool read_text(int folder, const char *path, char *out, size_t size)
+static bool stalls_read_text(int folder, const char *path, char *out, size_t size)
 {
     int fd = openat(folder, path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read(fd, out, size - 1);
@@ -53,7 +53,7 @@ static const struct tly_stalls_thread *stalls_find(const struct tly_stalls *s, i
     return NULL;
 }
 
-static void read_threads(struct tly_stalls *s)
+static void stalls_read_threads(struct tly_stalls *s)
 {
     struct tly_stalls_thread thread[TLY_STALLS_THREADS];
     DIR *d = opendir("/proc/self/task");
@@ -62,7 +62,7 @@ static void read_threads(struct tly_stalls *s)
         char path[64], text[80], *rest;
         int id = atoi(e->d_name);
         snprintf(path, sizeof path, "%.20s/schedstat", e->d_name);
-        if (id <= 0 || tly_thread_is_ours(id) || !read_text(dirfd(d), path, text, sizeof text))
+        if (id <= 0 || tly_thread_is_ours(id) || !stalls_read_text(dirfd(d), path, text, sizeof text))
             continue;
         thread[n].id = id;
         thread[n].run_us = strtoull(text, &rest, 10) / 1000;
@@ -76,23 +76,23 @@ static void read_threads(struct tly_stalls *s)
     s->threads = n;
 }
 
-static uint64_t grown(uint64_t before, uint64_t now)
+static uint64_t stalls_grown(uint64_t before, uint64_t now)
 {
     return now > before ? now - before : 0;
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
+static uint64_t stalls_least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
 
 void tly_stalls_weigh(struct tly_stalls *s, uint64_t disk_us)
 {
-    uint64_t faults = grown(s->disk_faults, s->faults);
+    uint64_t faults = stalls_grown(s->disk_faults, s->faults);
     if (disk_us == s->disk_us)
         return;
     if (faults && s->disk_us) {
-        s->fault_us = least(grown(s->disk_us, disk_us) / faults, SLOW_FAULT_US);
+        s->fault_us = stalls_least(stalls_grown(s->disk_us, disk_us) / faults, SLOW_FAULT_US);
         s->fault_found = true;
     }
     s->disk_us = disk_us;
@@ -103,12 +103,12 @@ void tly_stalls_read(struct tly_stalls *s)
 {
     struct rusage u;
     char text[256];
-    read_threads(s);
+    stalls_read_threads(s);
     if (!s->fault_found)
         s->fault_us = FAULT_US;
     if (getrusage(RUSAGE_SELF, &u) == 0)
         s->faults = (uint64_t)u.ru_majflt;
-    if (read_text(AT_FDCWD, "/proc/pressure/io", text, sizeof text)) {
+    if (stalls_read_text(AT_FDCWD, "/proc/pressure/io", text, sizeof text)) {
         const char *total = strstr(text, "total=");
         tly_stalls_weigh(s, total ? strtoull(total + strlen("total="), NULL, 10) : 0);
     }
@@ -120,7 +120,7 @@ struct tly_stalled tly_stalls_between(const struct tly_stalls *before, const str
     uint64_t run = now->run_us - before->run_us, wait = now->wait_us - before->wait_us;
     /* Threads side by side wait side by side: then the same part of the time counts as of their demand. */
     double part = wait ? (double)wait / (double)(run + wait) : 0;
-    uint64_t waited = least(wait, (uint64_t)(part * (double)own_us));
-    uint64_t paged = grown(before->faults, now->faults) * now->fault_us;
-    return (struct tly_stalled){waited, least(paged, own_us - waited)};
+    uint64_t waited = stalls_least(wait, (uint64_t)(part * (double)own_us));
+    uint64_t paged = stalls_grown(before->faults, now->faults) * now->fault_us;
+    return (struct tly_stalled){waited, stalls_least(paged, own_us - waited)};
 }

@@ -22,19 +22,19 @@ struct start {
 };
 
 /* In a forked child, which has one thread: the application's. */
-static void forget_threads(void)
+static void thread_forget_all(void)
 {
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
         atomic_store_explicit(&ours[i], 0, memory_order_relaxed);
 }
 
-static void install(void)
+static void thread_install(void)
 {
-    pthread_atfork(NULL, NULL, forget_threads);
+    pthread_atfork(NULL, NULL, thread_forget_all);
 }
 
 /* Put `to` where `from` is. */
-static void replace(int from, int to)
+static void thread_replace(int from, int to)
 {
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
         int expected = from;
@@ -51,7 +51,7 @@ bool tly_thread_is_ours(int id)
     return false;
 }
 
-static void *enter(void *arg)
+static void *thread_enter(void *arg)
 {
     struct start s = *(struct start *)arg;
     free(arg);
@@ -59,16 +59,16 @@ static void *enter(void *arg)
     /* MXCSR is inherited through clone: an application that flushes subnormals must not make us do so. */
     fesetenv(FE_DFL_ENV);
     int id = (int)syscall(SYS_gettid);
-    replace(0, id);
+    thread_replace(0, id);
     void *result = s.main(s.arg);
-    replace(id, 0);
+    thread_replace(id, 0);
     return result;
 }
 
 int tly_thread_start(pthread_t *thread, const char *name, void *(*main)(void *), void *arg)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, install);
+    pthread_once(&once, thread_install);
     struct start *s = calloc(1, sizeof *s);
     if (!s)
         return tly_fail(ENOMEM, "out of memory");
@@ -78,7 +78,7 @@ int tly_thread_start(pthread_t *thread, const char *name, void *(*main)(void *),
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int err = pthread_create(thread, NULL, enter, s);
+    int err = pthread_create(thread, NULL, thread_enter, s);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (err) {
         free(s);
