@@ -24,7 +24,7 @@ static const char params_usage[] =
     "  --json   as JSON\n"
     "  --man    as the manual page tally-params(7), without values\n";
 
-static int params(int argc, char **argv)
+static int main_params(int argc, char **argv)
 {
     static const struct option options[] = {{"json", no_argument, NULL, 'j'},
                                             {"man", no_argument, NULL, 'm'},
@@ -71,7 +71,7 @@ static const char secret_usage[] =
     "secret: in TALLY_SECRET, in the file that TALLY_SECRET_FILE names, or in\n"
     "~/.config/tally/secret.\n";
 
-static int make_folders(const char *file)
+static int main_make_folders(const char *file)
 {
     char *path = strdup(file);
     int rc = path ? 0 : -ENOMEM;
@@ -85,7 +85,7 @@ static int make_folders(const char *file)
     return rc;
 }
 
-static int secret(int argc, char **argv)
+static int main_secret(int argc, char **argv)
 {
     static const struct option options[] = {{"help", no_argument, NULL, 'h'}, {0}};
     for (int c; (c = getopt_long(argc, argv, "+h", options, NULL)) != -1;) {
@@ -107,7 +107,7 @@ static int secret(int argc, char **argv)
         return 0;
     }
     const char *file = argv[optind];
-    int rc = make_folders(file);
+    int rc = main_make_folders(file);
     int fd = rc ? -1 : open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0)
         return tly_cli_fail("secret", "cannot create %s: %s", file, strerror(rc ? -rc : errno));
@@ -123,8 +123,8 @@ static int secret(int argc, char **argv)
 
 /* --- the table ------------------------------------------------------------------------------- */
 
-static int version(int argc, char **argv);
-static int help(int argc, char **argv);
+static int main_version(int argc, char **argv);
+static int main_help(int argc, char **argv);
 static const char version_usage[] = "usage: tally version\n\nPrints the release.\n";
 static const char help_usage[] =
     "usage: tally help [COMMAND]\n\nLists the commands, or prints the usage of one.\n";
@@ -138,14 +138,14 @@ static const struct command {
     {"topo", "draw this machine, and predict how its GPUs sum", tly_cli_topo_usage, tly_cli_topo},
     {"status", "show the state of a running job", tly_cli_status_usage, tly_cli_status},
     {"trace", "merge the timelines of a job, or summarize them", tly_cli_trace_usage, tly_cli_trace},
-    {"params", "list the settings and their values", params_usage, params},
-    {"secret", "make a job secret", secret_usage, secret},
-    {"version", "print the release", version_usage, version},
-    {"help", "print the usage of a command", help_usage, help},
+    {"params", "list the settings and their values", params_usage, main_params},
+    {"secret", "make a job secret", secret_usage, main_secret},
+    {"version", "print the release", version_usage, main_version},
+    {"help", "print the usage of a command", help_usage, main_help},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-static const struct command *find(const char *name)
+static const struct command *main_find_command(const char *name)
 {
     for (int i = 0; i < COMMANDS; i++)
         if (strcmp(commands[i].name, name) == 0)
@@ -153,7 +153,7 @@ static const struct command *find(const char *name)
     return NULL;
 }
 
-static void print_overview(FILE *out)
+static void main_print_overview(FILE *out)
 {
     fputs("usage: tally COMMAND [ARGUMENT...]\n\n", out);
     for (int i = 0; i < COMMANDS; i++)
@@ -161,28 +161,28 @@ static void print_overview(FILE *out)
     fputs("\n`tally COMMAND --help` prints the usage of a command.\n", out);
 }
 
-static int unknown(const char *name)
+static int main_unknown(const char *name)
 {
     fprintf(stderr, "tally: there is no command \"%s\"\n", name);
-    print_overview(stderr);
+    main_print_overview(stderr);
     return CLI_USAGE;
 }
 
-static int version(int argc, char **argv)
+static int main_version(int argc, char **argv)
 {
     puts("tally " TALLY_VERSION);
     return 0;
 }
 
-static int help(int argc, char **argv)
+static int main_help(int argc, char **argv)
 {
     if (argc < 2) {
-        print_overview(stdout);
+        main_print_overview(stdout);
         return 0;
     }
-    const struct command *c = find(argv[1]);
+    const struct command *c = main_find_command(argv[1]);
     if (!c)
-        return unknown(argv[1]);
+        return main_unknown(argv[1]);
     fputs(c->usage, stdout);
     return 0;
 }
@@ -190,7 +190,7 @@ static int help(int argc, char **argv)
 int main(int argc, char **argv)
 {
     if (argc < 2) {
-        print_overview(stderr);
+        main_print_overview(stderr);
         return CLI_USAGE;
     }
     const char *name = argv[1];
@@ -198,10 +198,10 @@ int main(int argc, char **argv)
         name = "help";
     else if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0)
         name = "version";
-    const struct command *c = find(name);
+    const struct command *c = main_find_command(name);
     if (!c)
-        return unknown(name);
-    if ((c->main == version || c->main == help) && argc > 2 && strcmp(argv[2], "--help") == 0) {
+        return main_unknown(name);
+    if ((c->main == main_version || c->main == main_help) && argc > 2 && strcmp(argv[2], "--help") == 0) {
         fputs(c->usage, stdout);
         return 0;
     }

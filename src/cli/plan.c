@@ -63,7 +63,7 @@ struct plan {
 /* --- machines -------------------------------------------------------------------------------------- */
 
 /* One word of a line.  NULL, or what is wrong with it. */
-static const char *take_word(struct row *r, int number, const char *word)
+static const char *plan_take_word(struct row *r, int number, const char *word)
 {
     if (number == 0) {
         r->worker = strcmp(word, "worker") == 0;
@@ -91,14 +91,14 @@ static const char *take_word(struct row *r, int number, const char *word)
     return "is none of sum=RATE, card=NAME, xCOUNT";
 }
 
-static int read_line(struct plan *p, char *line, const char *path, int number)
+static int plan_read_line(struct plan *p, char *line, const char *path, int number)
 {
     struct row r = {0};
     int words = 0;
     line[strcspn(line, "#\r\n")] = '\0';
     char *save = NULL;
     for (char *w = strtok_r(line, " \t", &save); w; w = strtok_r(NULL, " \t", &save)) {
-        const char *wrong = tly_text_clean(w) ? "holds control characters" : take_word(&r, words++, w);
+        const char *wrong = tly_text_clean(w) ? "holds control characters" : plan_take_word(&r, words++, w);
         if (wrong)
             return tly_cli_misuse("plan", "%s, line %d: \"%s\" %s", path, number, w, wrong);
     }
@@ -115,7 +115,7 @@ static int read_line(struct plan *p, char *line, const char *path, int number)
     return 0;
 }
 
-static int read_machines(struct plan *p, const char *path)
+static int plan_read_machines(struct plan *p, const char *path)
 {
     bool standard = strcmp(path, "-") == 0;
     FILE *f = standard ? stdin : fopen(path, "re");
@@ -125,7 +125,7 @@ static int read_machines(struct plan *p, const char *path)
     if (!f)
         return tly_cli_fail("plan", "cannot open %s: %s", path, strerror(errno));
     for (int number = 1; !status && getline(&line, &room, f) >= 0; number++)
-        status = read_line(p, line, path, number);
+        status = plan_read_line(p, line, path, number);
     if (!status && ferror(f))
         status = tly_cli_fail("plan", "cannot read %s", path);
     free(line);
@@ -137,7 +137,7 @@ static int read_machines(struct plan *p, const char *path)
 }
 
 /* The machines of all rows, those with workers first. */
-static void place_machines(struct plan *p)
+static void plan_place_machines(struct plan *p)
 {
     int at = 0;
     for (int worker = 1; worker >= 0; worker--)
@@ -167,7 +167,7 @@ static void place_machines(struct plan *p)
 /* --- what comes out -------------------------------------------------------------------------------- */
 
 /* Seconds with so many CPU machines more, each as fast as the fastest that is there. */
-static double seconds(struct plan *p, int more)
+static double plan_seconds(struct plan *p, int more)
 {
     static struct tly_plan_machine m[TLY_MAX_SERVICES];
     static uint32_t weight[TLY_MAX_SERVICES];
@@ -188,7 +188,7 @@ struct times {
     int useful, busiest; /* more CPU machines that bring something; the machine that takes longest */
 };
 
-static void foresee(struct plan *p, struct times *t)
+static void plan_foresee(struct plan *p, struct times *t)
 {
     uint32_t weight[TLY_MAX_SERVICES];
     int count = p->n + p->k, low = 0, high = TLY_MAX_SERVICES - count;
@@ -198,11 +198,11 @@ static void foresee(struct plan *p, struct times *t)
     t->server = INFINITY;
     if (p->k > 0 && tly_plan_split(TLY_SPLIT_SERVER, count, p->machine, weight) == 0)
         t->server = tly_plan_cost(count, p->machine, weight, NULL) * m;
-    t->one_more = seconds(p, high > 0);
-    double least = seconds(p, high);
+    t->one_more = plan_seconds(p, high > 0);
+    double least = plan_seconds(p, high);
     while (low < high) { /* as few as come to the same as all that there could be */
         int middle = (low + high) / 2;
-        if (seconds(p, middle) <= least * (1 + GAIN))
+        if (plan_seconds(p, middle) <= least * (1 + GAIN))
             high = middle;
         else
             low = middle + 1;
@@ -215,7 +215,7 @@ static void foresee(struct plan *p, struct times *t)
 static struct tly_machine gpus; /* a worker machine's inside */
 
 /* What its cards carry together, bytes/s; 0: not known. */
-static double cards_rate(void)
+static double plan_cards_rate(void)
 {
     double sum = 0;
     for (int i = 0; i < gpus.cards; i++)
@@ -224,7 +224,7 @@ static double cards_rate(void)
 }
 
 /* The first machine of BytePS: four GPUs to a switch, the switches in turn on two processors, the card on one of them. */
-static void assume_machine(int count)
+static void plan_assume_machine(int count)
 {
     struct tly_rate bus = {105e9 / 8, TLY_GUESSED};
     gpus = (struct tly_machine){.nodes = count > 4 ? 2 : 1, .gpus = count, .cards = 1};
@@ -239,9 +239,9 @@ static void assume_machine(int count)
 }
 
 /* Has its cards carry so much together. */
-static void set_cards(struct tly_machine *m, double rate)
+static void plan_set_cards(struct tly_machine *m, double rate)
 {
-    double sum = cards_rate();
+    double sum = plan_cards_rate();
     int used = 0;
     for (int i = 0; i < m->cards; i++)
         used += !m->card[i].idle;
@@ -262,7 +262,7 @@ struct inside {
     bool network; /* the bottleneck is the network, not a link inside */
 };
 
-static int look_inside(const struct plan *p, const struct row *r, struct inside *in)
+static int plan_look_inside(const struct plan *p, const struct row *r, struct inside *in)
 {
     static struct tly_machine m;
     struct tly_inside plan;
@@ -270,7 +270,7 @@ static int look_inside(const struct plan *p, const struct row *r, struct inside 
     double ring = 2.0 * (p->n - 1) / p->n;
     struct tly_inside_job job = {p->bytes, tly_plan_traffic(p->n + p->k, p->machine, p->weight, r->first)};
     m = gpus;
-    set_cards(&m, r->rate / 8);
+    plan_set_cards(&m, r->rate / 8);
     int err = tly_inside_plan(&m, &job, &plan);
     if (err)
         return err;
@@ -292,13 +292,13 @@ static int look_inside(const struct plan *p, const struct row *r, struct inside 
 }
 
 /* The slowest of all worker machines. */
-static int look_inside_all(const struct plan *p, struct inside *slowest)
+static int plan_look_inside_all(const struct plan *p, struct inside *slowest)
 {
     *slowest = (struct inside){.seconds = -1};
     double reduce = 0;
     for (int i = 0; i < p->rows; i++) {
         struct inside in = {0};
-        int err = p->row[i].worker ? look_inside(p, &p->row[i], &in) : 0;
+        int err = p->row[i].worker ? plan_look_inside(p, &p->row[i], &in) : 0;
         if (err)
             return err;
         reduce = fmax(reduce, in.reduce);
@@ -309,12 +309,12 @@ static int look_inside_all(const struct plan *p, struct inside *slowest)
     return 0;
 }
 
-static double each_way(const struct plan *p, int i)
+static double plan_each_way(const struct plan *p, int i)
 {
     return (double)p->bytes * tly_plan_traffic(p->n + p->k, p->machine, p->weight, i);
 }
 
-static void print_row(const struct plan *p, const struct row *r)
+static void plan_print_row(const struct plan *p, const struct row *r)
 {
     char what[96], rate[32], sums[32], moves[32];
     int i = r->first;
@@ -322,10 +322,10 @@ static void print_row(const struct plan *p, const struct row *r)
              r->count == 1 ? "" : "s", tly_cli_rate_text(r->rate, rate), r->card[0] ? ", card " : "",
              r->card);
     printf("%-36s %12s %8.2f%% %16s\n", what, tly_cli_bytes_text((double)p->share[i], sums),
-           100.0 * (double)p->share[i] / (double)p->bytes, tly_cli_bytes_text(each_way(p, i), moves));
+           100.0 * (double)p->share[i] / (double)p->bytes, tly_cli_bytes_text(plan_each_way(p, i), moves));
 }
 
-static void print_inside(const struct plan *p, const struct times *t, const struct inside *in)
+static void plan_print_inside(const struct plan *p, const struct times *t, const struct inside *in)
 {
     double all = fmax(t->here, in->seconds), reduce = fmax(t->reduce, in->reduce);
     char time[32];
@@ -342,7 +342,7 @@ static void print_inside(const struct plan *p, const struct times *t, const stru
         printf("the bottleneck is inside the machines: more CPU machines bring nothing\n");
 }
 
-static void print_text(const struct plan *p, const struct times *t)
+static void plan_print_text(const struct plan *p, const struct times *t)
 {
     char rate[32], bytes[32], time[32];
     printf("gradients: %s\n\n", tly_cli_bytes_text((double)p->bytes, bytes));
@@ -350,7 +350,7 @@ static void print_text(const struct plan *p, const struct times *t)
     for (int worker = 1; worker >= 0; worker--)
         for (int i = 0; i < p->rows; i++)
             if (p->row[i].worker == worker)
-                print_row(p, &p->row[i]);
+                plan_print_row(p, &p->row[i]);
     if (t->here == 0) {
         printf(p->n == 1 ? "\none worker machine: nothing crosses the network\n"
                          : "\nall worker machines behind one card: nothing crosses it\n");
@@ -382,17 +382,18 @@ static void print_text(const struct plan *p, const struct times *t)
         printf("\none more CPU machine brings nothing\n");
 }
 
-static void print_service(const struct plan *p, int i)
+static void plan_print_service(const struct plan *p, int i)
 {
     const struct tly_plan_machine *m = &p->machine[i];
     printf("    {\"kind\": \"%s\", ", m->ranks ? "worker" : "cpu");
     tly_cli_json_number("bandwidth_bits_per_s", m->bandwidth * 8, ", ");
     tly_cli_json_number("sum_rate_bits_per_s", m->sum_rate > 0 ? m->sum_rate * 8 : NAN, ", ");
     printf("\"card\": %u, \"weight\": %u, \"bytes\": %llu, \"each_way_bytes\": %.0f}%s\n", m->card,
-           p->weight[i], (unsigned long long)p->share[i], each_way(p, i), i + 1 < p->n + p->k ? "," : "");
+           p->weight[i], (unsigned long long)p->share[i], plan_each_way(p, i),
+           i + 1 < p->n + p->k ? "," : "");
 }
 
-static void print_json(const struct plan *p, const struct times *t, const struct inside *in)
+static void plan_print_json(const struct plan *p, const struct times *t, const struct inside *in)
 {
     bool alike = true;
     for (int i = 1; i < p->n + p->k; i++)
@@ -401,7 +402,7 @@ static void print_json(const struct plan *p, const struct times *t, const struct
     tly_cli_json_number("bandwidth_bits_per_s", alike ? p->machine[0].bandwidth * 8 : NAN, ",\n");
     printf("  \"services\": [\n");
     for (int i = 0; i < p->n + p->k; i++)
-        print_service(p, i);
+        plan_print_service(p, i);
     printf("  ],\n  ");
     tly_cli_json_number("time_s", t->here, ",\n  ");
     tly_cli_json_number("all_reduce_time_s", t->reduce, ",\n  ");
@@ -437,7 +438,7 @@ struct arguments {
     bool json, help;
 };
 
-static int take_option(struct plan *p, struct arguments *a, int c)
+static int plan_take_option(struct plan *p, struct arguments *a, int c)
 {
     double x;
     switch (c) {
@@ -489,7 +490,7 @@ static int take_option(struct plan *p, struct arguments *a, int c)
 }
 
 /* A worker machine's GPUs, and what its cards carry, if nothing else says. */
-static int take_inside(struct plan *p, struct arguments *a)
+static int plan_take_inside(struct plan *p, struct arguments *a)
 {
     char why[256];
     const char *files[] = {a->file, a->topo, a->links};
@@ -507,7 +508,7 @@ static int take_inside(struct plan *p, struct arguments *a)
         return 0;
     if (!a->topo) {
         p->assumed = true;
-        assume_machine(a->gpus);
+        plan_assume_machine(a->gpus);
         return tly_machine_finish(&gpus, why, sizeof why) ? tly_cli_fail("plan", "%s", why) : 0;
     }
     int status = tly_cli_machine("plan", a->topo, a->links, &gpus);
@@ -520,17 +521,17 @@ static int take_inside(struct plan *p, struct arguments *a)
     if (a->gpus)
         gpus.gpus = a->gpus;
     if (!a->rate)
-        a->rate = cards_rate() * 8;
+        a->rate = plan_cards_rate() * 8;
     return 0;
 }
 
-static int take_machines(struct plan *p, const struct arguments *a)
+static int plan_take_machines(struct plan *p, const struct arguments *a)
 {
     double rate = a->rate > 0 ? a->rate : 10e9;
     if (a->file && a->alike)
         return tly_cli_misuse("plan", "%s and --machines exclude each other", a->alike);
     if (a->file)
-        return read_machines(p, a->file);
+        return plan_read_machines(p, a->file);
     if (!p->n)
         return tly_cli_misuse("plan", "-n, the number of worker machines, is needed");
     if (p->n + p->k > TLY_MAX_SERVICES)
@@ -564,7 +565,7 @@ int tly_cli_plan(int argc, char **argv)
     p = (struct plan){.bytes = 100 << 20};
     for (int c;
          !status && !a.help && (c = getopt_long(argc, argv, "+n:k:M:B:f:g:t:l:h", options, NULL)) != -1;)
-        status = take_option(&p, &a, c);
+        status = plan_take_option(&p, &a, c);
     if (status)
         return status;
     if (a.help) {
@@ -573,20 +574,20 @@ int tly_cli_plan(int argc, char **argv)
     }
     if (optind < argc)
         return tly_cli_misuse("plan", "unexpected argument %s", argv[optind]);
-    if ((status = take_inside(&p, &a)) != 0 || (status = take_machines(&p, &a)) != 0)
+    if ((status = plan_take_inside(&p, &a)) != 0 || (status = plan_take_machines(&p, &a)) != 0)
         return status;
-    place_machines(&p);
+    plan_place_machines(&p);
     if ((err = tly_plan_split(TLY_SPLIT_OPTIMAL, p.n + p.k, p.machine, p.weight)) != 0)
         return tly_cli_fail("plan", "no plan: %s", strerror(-err));
     tly_plan_shares(p.n + p.k, p.weight, p.bytes, p.share);
-    foresee(&p, &t);
-    if (p.inside && (err = look_inside_all(&p, &in)) != 0)
+    plan_foresee(&p, &t);
+    if (p.inside && (err = plan_look_inside_all(&p, &in)) != 0)
         return tly_cli_no_plan("plan", a.topo, err);
     if (a.json)
-        print_json(&p, &t, &in);
+        plan_print_json(&p, &t, &in);
     else
-        print_text(&p, &t);
+        plan_print_text(&p, &t);
     if (p.inside && !a.json)
-        print_inside(&p, &t, &in);
+        plan_print_inside(&p, &t, &in);
     return 0;
 }

@@ -46,7 +46,7 @@ const char tly_cli_run_usage[] =
 enum { MOST_CHILDREN = 1000 };
 
 /* Wait for the guard, hand it what signals reach this process alone, and clean up after it. */
-static int front(pid_t guard_pid, const sigset_t *set)
+static int run_front(pid_t guard_pid, const sigset_t *set)
 {
     int status = CLI_FAILED, wait_status;
     bool guarded = true;
@@ -69,7 +69,7 @@ static int front(pid_t guard_pid, const sigset_t *set)
 }
 
 /* The program beside this one, as installed and as built, or the one on the PATH. */
-static char *find_tallyd(void)
+static char *run_find_tallyd(void)
 {
     static const char *const places[] = {"tallyd", "../tallyd/tallyd"};
     char self[PATH_MAX], path[PATH_MAX + 32];
@@ -86,7 +86,7 @@ static char *find_tallyd(void)
     return strdup("tallyd");
 }
 
-static int parse(int argc, char **argv, struct tly_run_options *o)
+static int run_parse(int argc, char **argv, struct tly_run_options *o)
 {
     enum { MACHINES = 256, NO_PREFIX, PORT, TALLYD };
     static const struct option options[] = {
@@ -143,7 +143,7 @@ static int parse(int argc, char **argv, struct tly_run_options *o)
 }
 
 /* Settings of other jobs that this one does not take. */
-static void say_overridden(const struct tly_run_options *o, const struct tly_params *p)
+static void run_say_overridden(const struct tly_run_options *o, const struct tly_params *p)
 {
     if (p->coord)
         tly_cli_say("run", "TALLY_COORD=%s does not count: rank 0 of this job listens at 127.0.0.1",
@@ -160,7 +160,7 @@ static void say_overridden(const struct tly_run_options *o, const struct tly_par
 }
 
 /* A module of the user's that Python finds in the script's folder, or in this one, before the package. */
-static void say_shadow(const struct tly_run_options *o)
+static void run_say_shadow(const struct tly_run_options *o)
 {
     static const char *const modules[] = {"tally.py", "tally/__init__.py"};
     char path[PATH_MAX + 32], *script = NULL, *folder;
@@ -185,7 +185,7 @@ static void say_shadow(const struct tly_run_options *o)
     free(folder);
 }
 
-static int launch(const struct tly_run_options *o)
+static int run_launch(const struct tly_run_options *o)
 {
     struct tly_params p;
     char why[1024];
@@ -197,8 +197,8 @@ static int launch(const struct tly_run_options *o)
         tly_params_finish(&p);
         return tly_cli_fail("run", "no port is free");
     }
-    say_overridden(o, &p);
-    say_shadow(o);
+    run_say_overridden(o, &p);
+    run_say_shadow(o);
     tly_run_set_common(o, &p, port, store_port);
     tly_params_finish(&p);
 
@@ -228,7 +228,7 @@ static int launch(const struct tly_run_options *o)
     if (pid < 0)
         return tly_cli_fail("run", "cannot fork: %s", strerror(errno));
     if (pid > 0)
-        return front(pid, &set);
+        return run_front(pid, &set);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     job.signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0 || job.signal_fd < 0)
@@ -241,11 +241,11 @@ int tly_cli_run(int argc, char **argv)
     struct tly_run_options o = {.prefix = true};
     if (sodium_init() < 0)
         return tly_cli_fail("run", "no source of random numbers");
-    int status = parse(argc, argv, &o);
+    int status = run_parse(argc, argv, &o);
     if (status == 0) {
         if (!o.tallyd)
-            o.tallyd = find_tallyd();
-        status = launch(&o);
+            o.tallyd = run_find_tallyd();
+        status = run_launch(&o);
     }
     free(o.tallyd);
     return status < 0 ? 0 : status;

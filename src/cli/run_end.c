@@ -54,16 +54,16 @@ void tly_run_signal_adopted(const struct tly_run_job *job, int sig)
 }
 
 /* A rank and what it has started, as far as that stayed in its process group. */
-static void signal_child(const struct tly_run_job *job, const struct tly_run_child *c, int sig)
+static void run_signal_child(const struct tly_run_job *job, const struct tly_run_child *c, int sig)
 {
     if (c->pid > 0)
         kill(job->options->prefix ? -c->pid : c->pid, sig);
 }
 
-static void signal_all(const struct tly_run_job *job, int sig)
+static void run_signal_all(const struct tly_run_job *job, int sig)
 {
     for (int i = 0; i < job->count; i++)
-        signal_child(job, &job->children[i], sig);
+        run_signal_child(job, &job->children[i], sig);
     tly_run_signal_adopted(job, sig);
 }
 
@@ -71,17 +71,17 @@ void tly_run_kill_all(struct tly_run_job *job)
 {
     job->phase = KILLING;
     job->deadline = 0;
-    signal_all(job, SIGKILL);
+    run_signal_all(job, SIGKILL);
 }
 
-static void end_all(struct tly_run_job *job)
+static void run_end_all(struct tly_run_job *job)
 {
     if (job->phase >= ENDING)
         return;
     job->phase = ENDING;
     job->deadline = tly_now() + GRACE_SECONDS * TLY_SEC;
-    signal_all(job, SIGTERM);
-    signal_all(job, SIGCONT); /* a stopped process would not hear it */
+    run_signal_all(job, SIGTERM);
+    run_signal_all(job, SIGCONT); /* a stopped process would not hear it */
 }
 
 void tly_run_fail(struct tly_run_job *job, int status)
@@ -89,10 +89,10 @@ void tly_run_fail(struct tly_run_job *job, int status)
     if (!job->failed)
         job->status = status;
     job->failed = true;
-    end_all(job);
+    run_end_all(job);
 }
 
-static void child_ended(struct tly_run_job *job, struct tly_run_child *c, int wait_status)
+static void run_child_ended(struct tly_run_job *job, struct tly_run_child *c, int wait_status)
 {
     char name[32];
     bool killed = WIFSIGNALED(wait_status);
@@ -114,7 +114,7 @@ static void child_ended(struct tly_run_job *job, struct tly_run_child *c, int wa
                         job->left ? "; ending the others" : "");
         tly_run_fail(job, status);
     } else if (!job->ranks_left && job->phase == RUNNING) {
-        end_all(job); /* the services wait for the next job, and whatever the ranks have left behind */
+        run_end_all(job); /* the services wait for the next job, and whatever the ranks have left behind */
     }
 }
 
@@ -127,7 +127,7 @@ bool tly_run_reap(struct tly_run_job *job)
         any = true;
         for (int i = 0; i < job->count; i++)
             if (job->children[i].pid == pid)
-                child_ended(job, &job->children[i], wait_status);
+                run_child_ended(job, &job->children[i], wait_status);
     }
     if (job->phase >= ENDING && any) /* its children are ours now */
         tly_run_signal_adopted(job, job->phase == KILLING ? SIGKILL : SIGTERM);

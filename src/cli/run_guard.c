@@ -16,8 +16,8 @@
 #include "cli/cli.h"
 #include "cli/run.h"
 
-static void watch(struct pollfd *fds, struct tly_run_child **who, int *n, struct tly_run_child *c,
-                  struct tly_run_stream *s)
+static void guard_watch(struct pollfd *fds, struct tly_run_child **who, int *n, struct tly_run_child *c,
+                        struct tly_run_stream *s)
 {
     if (s->fd < 0 || tly_run_sink_busy(s->sink))
         return;
@@ -25,7 +25,7 @@ static void watch(struct pollfd *fds, struct tly_run_child **who, int *n, struct
     who[(*n)++] = c;
 }
 
-static void take_signals(struct tly_run_job *job)
+static void guard_take_signals(struct tly_run_job *job)
 {
     struct signalfd_siginfo info;
     while (read(job->signal_fd, &info, sizeof info) == sizeof info)
@@ -33,7 +33,7 @@ static void take_signals(struct tly_run_job *job)
 }
 
 /* Returns when something has happened or the phase's time is over. */
-static void wait_and_handle(struct tly_run_job *job, struct pollfd *fds, struct tly_run_child **who)
+static void guard_wait_and_handle(struct tly_run_job *job, struct pollfd *fds, struct tly_run_child **who)
 {
     struct tly_run_sink *sinks[] = {&job->out, &job->err};
     int n = 0, timeout_ms = -1;
@@ -50,8 +50,8 @@ static void wait_and_handle(struct tly_run_job *job, struct pollfd *fds, struct 
     for (int i = 0; i < 2; i++)
         fds[n++] = (struct pollfd){.fd = tly_run_sink_busy(sinks[i]) ? sinks[i]->fd : -1, .events = POLLOUT};
     for (int i = 0; i < job->count; i++) {
-        watch(fds, who, &n, &job->children[i], &job->children[i].out);
-        watch(fds, who, &n, &job->children[i], &job->children[i].err);
+        guard_watch(fds, who, &n, &job->children[i], &job->children[i].out);
+        guard_watch(fds, who, &n, &job->children[i], &job->children[i].err);
     }
     if (poll(fds, (nfds_t)n, timeout_ms) < 0)
         return;
@@ -66,14 +66,14 @@ static void wait_and_handle(struct tly_run_job *job, struct pollfd *fds, struct 
         if (fds[i].revents)
             tly_run_stream_read(who[i], who[i]->out.fd == fds[i].fd ? &who[i]->out : &who[i]->err);
     if (fds[0].revents)
-        take_signals(job);
+        guard_take_signals(job);
     if (job->deadline && tly_now() >= job->deadline) {
         tly_run_kill_all(job);
     }
 }
 
 /* All processes have ended: pass on what they have said. */
-static void drain(struct tly_run_job *job, struct pollfd *fds, struct tly_run_child **who)
+static void guard_drain(struct tly_run_job *job, struct pollfd *fds, struct tly_run_child **who)
 {
     for (int i = 0; i < job->count; i++) {
         struct tly_run_child *c = &job->children[i];
@@ -86,7 +86,7 @@ static void drain(struct tly_run_job *job, struct pollfd *fds, struct tly_run_ch
     }
     job->deadline = 0;
     while (job->flush && (tly_run_sink_busy(&job->out) || tly_run_sink_busy(&job->err)))
-        wait_and_handle(job, fds, who);
+        guard_wait_and_handle(job, fds, who);
 }
 
 int tly_run_guard(struct tly_run_job *job)
@@ -119,8 +119,8 @@ int tly_run_guard(struct tly_run_job *job)
         tly_run_kill_all(job);
     }
     while (tly_run_reap(job))
-        wait_and_handle(job, fds, who);
-    drain(job, fds, who);
+        guard_wait_and_handle(job, fds, who);
+    guard_drain(job, fds, who);
     free(job->out.data);
     free(job->err.data);
     free(job->children);

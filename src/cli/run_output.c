@@ -25,7 +25,7 @@ enum { LONGEST_LINE = 1 << 20, CHUNK = 4096, MOST_HELD = 1 << 20 };
 #define LONGEST (5 * TLY_SEC) /* and what has gone on for so long was none */
 #define LATELY (10 * TLY_SEC) /* tracebacks are compared */
 
-static void *grown(void *data, size_t *room, size_t need)
+static void *output_grown(void *data, size_t *room, size_t need)
 {
     if (need <= *room)
         return data;
@@ -41,13 +41,13 @@ static void *grown(void *data, size_t *room, size_t need)
     return p;
 }
 
-static void sink_add(struct tly_run_sink *s, const char *data, size_t len)
+static void output_sink_add(struct tly_run_sink *s, const char *data, size_t len)
 {
     if (s->fd < 0)
         return;
     if (s->at == s->len)
         s->at = s->len = 0;
-    s->data = grown(s->data, &s->room, s->len + len);
+    s->data = output_grown(s->data, &s->room, s->len + len);
     memcpy(s->data + s->len, data, len);
     s->len += len;
 }
@@ -81,7 +81,7 @@ void tly_run_say(struct tly_run_job *job, const char *format, ...)
     if (len > (int)sizeof text - 2)
         len = sizeof text - 2;
     text[len++] = '\n';
-    sink_add(&job->err, text, (size_t)len);
+    output_sink_add(&job->err, text, (size_t)len);
 }
 
 const char *tly_run_title(const struct tly_run_child *c, char buf[32])
@@ -90,18 +90,19 @@ const char *tly_run_title(const struct tly_run_child *c, char buf[32])
     return buf;
 }
 
-static void pass_line(const struct tly_run_child *c, struct tly_run_stream *s, const char *line, size_t len)
+static void output_pass_line(const struct tly_run_child *c, struct tly_run_stream *s, const char *line,
+                             size_t len)
 {
     char name[32], prefix[40];
     int n = snprintf(prefix, sizeof prefix, "[%s] ", tly_run_title(c, name));
-    sink_add(s->sink, prefix, (size_t)n);
-    sink_add(s->sink, line, len);
+    output_sink_add(s->sink, prefix, (size_t)n);
+    output_sink_add(s->sink, line, len);
     if (line[len - 1] != '\n')
-        sink_add(s->sink, "\n", 1);
+        output_sink_add(s->sink, "\n", 1);
 }
 
 /* The length of PyTorch's "[rank3]: " at the beginning of a line. */
-static size_t torch_prefix(const char *line, size_t len)
+static size_t output_torch_prefix(const char *line, size_t len)
 {
     size_t at = 5;
     if (len < 9 || memcmp(line, "[rank", at) != 0)
@@ -112,14 +113,14 @@ static size_t torch_prefix(const char *line, size_t len)
 }
 
 /* The child that has just had the same lines; NULL: none, and they are noted. */
-static const struct tly_run_child *seen_of(const struct tly_run_child *c, struct tly_run_stream *s,
-                                           int64_t now)
+static const struct tly_run_child *output_seen_of(const struct tly_run_child *c, struct tly_run_stream *s,
+                                                  int64_t now)
 {
     enum { MOST = sizeof s->sink->seen / sizeof *s->sink->seen };
     uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
     for (size_t i = 0; i < s->held_len; i++) {
         if (!i || s->held[i - 1] == '\n')
-            i += torch_prefix(s->held + i, s->held_len - i);
+            i += output_torch_prefix(s->held + i, s->held_len - i);
         if (i < s->held_len)
             hash = (hash ^ (unsigned char)s->held[i]) * 0x100000001b3u;
     }
@@ -132,19 +133,19 @@ static const struct tly_run_child *seen_of(const struct tly_run_child *c, struct
     return NULL;
 }
 
-static void pass_held(const struct tly_run_child *c, struct tly_run_stream *s, int64_t now)
+static void output_pass_held(const struct tly_run_child *c, struct tly_run_stream *s, int64_t now)
 {
-    const struct tly_run_child *same = s->held_len ? seen_of(c, s, now) : NULL;
+    const struct tly_run_child *same = s->held_len ? output_seen_of(c, s, now) : NULL;
     char name[32], text[80];
     if (same) {
         int n = snprintf(text, sizeof text, "the same traceback as %s\n", tly_run_title(same, name));
-        pass_line(c, s, text, (size_t)n);
+        output_pass_line(c, s, text, (size_t)n);
         s->held_len = 0;
     }
     for (size_t at = 0, len; at < s->held_len; at += len) {
         const char *line = s->held + at, *newline = memchr(line, '\n', s->held_len - at);
         len = newline ? (size_t)(newline - line) + 1 : s->held_len - at;
-        pass_line(c, s, line, len);
+        output_pass_line(c, s, line, len);
     }
     s->held_len = 0;
 }
@@ -157,28 +158,28 @@ int64_t tly_run_stream_due(const struct tly_run_child *c, struct tly_run_stream 
     int64_t due = quiet < longest ? quiet : longest;
     if (due > now)
         return due;
-    pass_held(c, s, now);
+    output_pass_held(c, s, now);
     return INT64_MAX;
 }
 
-static void take_line(const struct tly_run_child *c, struct tly_run_stream *s)
+static void output_take_line(const struct tly_run_child *c, struct tly_run_stream *s)
 {
     static const char first[] = "Traceback (most recent call last):";
     int64_t now = tly_now();
     if (!s->held_len && memmem(s->line, s->len, first, sizeof first - 1))
         s->held_since = now;
     else if (!s->held_len) {
-        pass_line(c, s, s->line, s->len);
+        output_pass_line(c, s, s->line, s->len);
         s->len = 0;
         return;
     }
-    s->held = grown(s->held, &s->held_room, s->held_len + s->len);
+    s->held = output_grown(s->held, &s->held_room, s->held_len + s->len);
     memcpy(s->held + s->held_len, s->line, s->len);
     s->held_len += s->len;
     s->held_last = now;
     s->len = 0;
     if (s->held_len >= MOST_HELD)
-        pass_held(c, s, now);
+        output_pass_held(c, s, now);
 }
 
 void tly_run_stream_end(const struct tly_run_child *c, struct tly_run_stream *s)
@@ -186,8 +187,8 @@ void tly_run_stream_end(const struct tly_run_child *c, struct tly_run_stream *s)
     if (s->fd < 0)
         return;
     if (s->len)
-        take_line(c, s);
-    pass_held(c, s, tly_now());
+        output_take_line(c, s);
+    output_pass_held(c, s, tly_now());
     close(s->fd);
     s->fd = -1;
     free(s->line);
@@ -209,11 +210,11 @@ bool tly_run_stream_read(const struct tly_run_child *c, struct tly_run_stream *s
     for (char *at = piece, *end = piece + n; at < end;) {
         char *newline = memchr(at, '\n', (size_t)(end - at));
         size_t len = (size_t)((newline ? newline + 1 : end) - at);
-        s->line = grown(s->line, &s->room, s->len + len);
+        s->line = output_grown(s->line, &s->room, s->len + len);
         memcpy(s->line + s->len, at, len);
         s->len += len;
         if (newline || s->len >= LONGEST_LINE)
-            take_line(c, s);
+            output_take_line(c, s);
         at += len;
     }
     return true;

@@ -61,14 +61,14 @@ int tly_run_free_port(int other)
     return -EADDRINUSE;
 }
 
-static void set_number(const char *name, int value)
+static void run_set_number(const char *name, int value)
 {
     char text[16];
     snprintf(text, sizeof text, "%d", value);
     setenv(name, text, 1);
 }
 
-static int core_count(void)
+static int run_core_count(void)
 {
     cpu_set_t set;
     int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1, quota = tly_topo_quota("");
@@ -93,22 +93,22 @@ void tly_run_set_common(const struct tly_run_options *o, const struct tly_params
         unsetenv(foreign[i]);
     snprintf(text, sizeof text, "127.0.0.1:%d", port);
     setenv("TALLY_COORD", text, 1);
-    set_number("TALLY_SERVERS", o->servers);
+    run_set_number("TALLY_SERVERS", o->servers);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    set_number("MASTER_PORT", store_port);
-    set_number("WORLD_SIZE", o->ranks);
+    run_set_number("MASTER_PORT", store_port);
+    run_set_number("WORLD_SIZE", o->ranks);
     if (!p->secret && !p->secret_file) {
         unsigned char secret[32];
         randombytes_buf(secret, sizeof secret);
         setenv("TALLY_SECRET", sodium_bin2hex(text, sizeof text, secret, sizeof secret), 1);
     }
-    int threads = core_count() / o->ranks;
+    int threads = run_core_count() / o->ranks;
     if (!getenv("OMP_NUM_THREADS"))
-        set_number("OMP_NUM_THREADS", threads > 1 ? threads : 1);
+        run_set_number("OMP_NUM_THREADS", threads > 1 ? threads : 1);
 }
 
 /* What one of them has for itself.  Ranks are spread over machines in blocks, the larger ones first. */
-static void set_own(const struct tly_run_options *o, const struct tly_run_child *c)
+static void run_set_own(const struct tly_run_options *o, const struct tly_run_child *c)
 {
     char text[32];
     int machine = c->index;
@@ -116,9 +116,9 @@ static void set_own(const struct tly_run_options *o, const struct tly_run_child 
         int least = o->ranks / o->machines, larger = o->ranks % o->machines, local = c->index, size = 0;
         for (machine = 0; local >= (size = least + (machine < larger)); machine++)
             local -= size;
-        set_number("RANK", c->index);
-        set_number("LOCAL_RANK", local);
-        set_number("LOCAL_WORLD_SIZE", size);
+        run_set_number("RANK", c->index);
+        run_set_number("LOCAL_RANK", local);
+        run_set_number("LOCAL_WORLD_SIZE", size);
     }
     if (o->servers || o->machines > 1) {
         snprintf(text, sizeof text, "%s-%d", c->server ? "tallyd" : "machine", machine);
@@ -128,7 +128,7 @@ static void set_own(const struct tly_run_options *o, const struct tly_run_child 
 
 /* --- processes ---------------------------------------------------------------------------------- */
 
-static int open_pipe(struct tly_run_stream *s, struct tly_run_sink *sink, int *child_end)
+static int run_open_pipe(struct tly_run_stream *s, struct tly_run_sink *sink, int *child_end)
 {
     int fd[2];
     if (pipe2(fd, O_CLOEXEC) < 0)
@@ -139,8 +139,8 @@ static int open_pipe(struct tly_run_stream *s, struct tly_run_sink *sink, int *c
     return 0;
 }
 
-static _Noreturn void become(const struct tly_run_job *job, const struct tly_run_child *c, pid_t guard,
-                             int out, int err)
+static _Noreturn void run_become(const struct tly_run_job *job, const struct tly_run_child *c, pid_t guard,
+                                 int out, int err)
 {
     const struct tly_run_options *o = job->options;
     char port[32], *server[] = {o->tallyd, "--coord", port, NULL};
@@ -159,7 +159,7 @@ static _Noreturn void become(const struct tly_run_job *job, const struct tly_run
             dup2(null, STDIN_FILENO);
     }
     snprintf(port, sizeof port, "%s", getenv("TALLY_COORD"));
-    set_own(o, c);
+    run_set_own(o, c);
     setrlimit(RLIMIT_NOFILE, &job->old_files);
     signal(SIGPIPE, SIG_DFL);
     sigprocmask(SIG_SETMASK, &job->old_mask, NULL);
@@ -173,12 +173,13 @@ int tly_run_start(struct tly_run_job *job, struct tly_run_child *c)
 {
     int out = -1, err = -1, rc = 0;
     if (job->options->prefix) {
-        if ((rc = open_pipe(&c->out, &job->out, &out)) < 0 || (rc = open_pipe(&c->err, &job->err, &err)) < 0)
+        if ((rc = run_open_pipe(&c->out, &job->out, &out)) < 0 ||
+            (rc = run_open_pipe(&c->err, &job->err, &err)) < 0)
             goto done;
     }
     pid_t guard = getpid(), pid = fork();
     if (pid == 0)
-        become(job, c, guard, out, err);
+        run_become(job, c, guard, out, err);
     if (pid < 0) {
         rc = -errno;
         goto done;

@@ -9,7 +9,7 @@
 #include "cli/cli.h"
 
 /* Messages repeat words of files and command lines, so they are cleaned. */
-static void print_message(const char *command, const char *format, va_list args)
+static void say_print_message(const char *command, const char *format, va_list args)
 {
     char *text;
     if (vasprintf(&text, format, args) < 0)
@@ -24,7 +24,7 @@ void tly_cli_say(const char *command, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    print_message(command, format, args);
+    say_print_message(command, format, args);
     va_end(args);
 }
 
@@ -32,7 +32,7 @@ int tly_cli_misuse(const char *command, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    print_message(command, format, args);
+    say_print_message(command, format, args);
     va_end(args);
     fprintf(stderr, "`tally %s --help` says more.\n", command);
     return CLI_USAGE;
@@ -42,7 +42,7 @@ int(tly_cli_fail)(const char *command, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    print_message(command, format, args);
+    say_print_message(command, format, args);
     va_end(args);
     return CLI_FAILED;
 }

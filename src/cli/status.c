@@ -61,7 +61,7 @@ struct asker {
 
 /* --- asking -------------------------------------------------------------------------------------- */
 
-static void end(struct query *q, int err, const char *why)
+static void status_end(struct query *q, int err, const char *why)
 {
     if (q->done)
         return;
@@ -70,57 +70,61 @@ static void end(struct query *q, int err, const char *why)
     snprintf(q->why, sizeof q->why, "%s", why);
 }
 
-static void opened(void *user, struct tly_link *l)
+static void status_opened(void *user, struct tly_link *l)
 {
     struct query *q = user;
     struct tly_frame f = {.type = TLY_STATUS};
     q->peer = *tly_link_peer(l);
     q->from_coordinator = q->peer.role == TLY_ROLE_COORDINATOR;
     if (!q->from_coordinator && q->peer.role != TLY_ROLE_SERVICE)
-        end(q, EPROTO, "neither a coordinator nor a service");
+        status_end(q, EPROTO, "neither a coordinator nor a service");
     else if (tly_outbox_post(&q->outbox, &f, NULL, 0, NULL) != 0)
-        end(q, ENOMEM, "out of memory");
+        status_end(q, ENOMEM, "out of memory");
 }
 
-static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
-                  const char **why)
+static int status_header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                         const char **why)
 {
     land->control = true;
     return 0;
 }
 
-static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+static int status_frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data,
+                        const char **why)
 {
     struct query *q = user;
     struct tly_reader r = {data, f->payload, false};
     if (f->type == TLY_STATUS && !q->done) {
         int err =
             q->from_coordinator ? tly_status_read(&r, &q->status) : tly_service_facts_read(&r, &q->facts);
-        end(q, -err, err ? "an answer that cannot be read" : "");
+        status_end(q, -err, err ? "an answer that cannot be read" : "");
     } else if (f->type == TLY_VERDICT) {
         char sentence[TLY_SENTENCE];
         tly_read32(&r);
         tly_read_text(&r, sentence, sizeof sentence);
-        end(q, ECANCELED, sentence);
+        status_end(q, ECANCELED, sentence);
     }
     return 0;
 }
 
-static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
+static bool status_next(void *user, struct tly_link *l, struct tly_outgoing *out)
 {
     struct query *q = user;
     return tly_outbox_next(&q->outbox, out, NULL);
 }
 
-static void closed(void *user, struct tly_link *l, int err, const char *why)
+static void status_closed(void *user, struct tly_link *l, int err, const char *why)
 {
-    end(user, err, why);
+    status_end(user, err, why);
 }
 
-static const struct tly_link_user calls = {
-    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+static const struct tly_link_user calls = {.opened = status_opened,
+                                           .header = status_header,
+                                           .frame = status_frame,
+                                           .next = status_next,
+                                           .closed = status_closed};
 
-static void start(struct asker *a, struct query *q, const struct tly_endpoints *to)
+static void status_start(struct asker *a, struct query *q, const struct tly_endpoints *to)
 {
     struct tly_link_config c = {
         .user_calls = &calls, .user = q, .identity = a->identity, .peer_name = "status", .by_address = true};
@@ -130,10 +134,10 @@ static void start(struct asker *a, struct query *q, const struct tly_endpoints *
     int err = tly_link_dial(&a->loop, to, &c, &q->link);
     tly_loop_unlock(&a->loop);
     if (err)
-        end(q, -err, strerror(-err));
+        status_end(q, -err, strerror(-err));
 }
 
-static void wait_for(struct asker *a, struct query *q, size_t count)
+static void status_wait_for(struct asker *a, struct query *q, size_t count)
 {
     int64_t deadline = tly_now() + a->timeout_ns;
     for (size_t i = 0; i < count;) {
@@ -142,11 +146,11 @@ static void wait_for(struct asker *a, struct query *q, size_t count)
         else if (tly_now() < deadline)
             tly_loop_turn(&a->loop, 50);
         else
-            end(&q[i], ETIMEDOUT, "no answer");
+            status_end(&q[i], ETIMEDOUT, "no answer");
     }
 }
 
-static void finish(struct asker *a, struct query *q, size_t count)
+static void status_finish(struct asker *a, struct query *q, size_t count)
 {
     tly_loop_lock(&a->loop);
     for (size_t i = 0; i < count; i++) {
@@ -184,8 +188,8 @@ struct job {
     size_t service_count;
 };
 
-static void add_service(struct job *j, uint32_t role, uint32_t number, const char *host,
-                        const struct tly_endpoints *at)
+static void status_add_service(struct job *j, uint32_t role, uint32_t number, const char *host,
+                               const struct tly_endpoints *at)
 {
     struct service *s = &j->services[j->service_count++];
     *s = (struct service){.host = host, .embedded = role == TLY_ROLE_RANK, .rank = number, .at = *at};
@@ -194,7 +198,7 @@ static void add_service(struct job *j, uint32_t role, uint32_t number, const cha
 }
 
 /* "::" is wherever the coordinator is. */
-static void place_members(struct tly_status *s, const struct sockaddr_storage *coordinator)
+static void status_place_members(struct tly_status *s, const struct sockaddr_storage *coordinator)
 {
     for (uint32_t i = 0; i < s->member_count; i++) {
         struct sockaddr_storage a;
@@ -204,7 +208,7 @@ static void place_members(struct tly_status *s, const struct sockaddr_storage *c
 }
 
 /* Before there is a roster only tallyd are known to be services. */
-static int list_services(struct job *j)
+static int status_list_services(struct job *j)
 {
     const struct tly_status *s = &j->coordinator->status;
     const struct tly_roster *r = &s->roster;
@@ -221,7 +225,8 @@ static int list_services(struct job *j)
         const struct tly_roster_service *x = &r->services[i];
         if (x->state == TLY_SERVICE_GONE)
             continue; /* nobody has this place */
-        add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : i - r->machine_count, x->host, &x->at);
+        status_add_service(j, x->role, x->role == TLY_ROLE_RANK ? x->rank : i - r->machine_count, x->host,
+                           &x->at);
         struct service *added = &j->services[j->service_count - 1];
         added->bandwidth = x->bandwidth;
         added->current = tly_current(&s->current, r, i);
@@ -232,28 +237,28 @@ static int list_services(struct job *j)
     for (uint32_t i = 0; !s->has_roster && i < s->member_count; i++) {
         const struct tly_status_member *m = &s->members[i];
         if (m->role == TLY_ROLE_TALLYD)
-            add_service(j, m->role, tallyd++, m->host, &m->at);
+            status_add_service(j, m->role, tallyd++, m->host, &m->at);
     }
     return 0;
 }
 
-static void ask_services(struct job *j, struct asker *a)
+static void status_ask_services(struct job *j, struct asker *a)
 {
     for (size_t i = 0; i < j->service_count; i++) {
         struct sockaddr_storage to;
         const struct service *s = &j->services[i];
         if (tly_endpoints_address(&s->at, &to)) {
-            start(a, &j->answers[i], &s->at);
+            status_start(a, &j->answers[i], &s->at);
         } else {
             j->answers[i].done = true;
             j->answers[i].err = EINVAL;
             snprintf(j->answers[i].why, sizeof j->answers[i].why, "no address");
         }
     }
-    wait_for(a, j->answers, j->service_count);
+    status_wait_for(a, j->answers, j->service_count);
 }
 
-static const struct tly_status_member *find_rank(const struct tly_status *s, uint32_t rank)
+static const struct tly_status_member *status_find_rank(const struct tly_status *s, uint32_t rank)
 {
     for (uint32_t i = 0; i < s->member_count; i++)
         if (s->members[i].role == TLY_ROLE_RANK && s->members[i].rank == rank)
@@ -261,7 +266,7 @@ static const struct tly_status_member *find_rank(const struct tly_status *s, uin
     return NULL;
 }
 
-static const char *stand_of(const struct tly_status *s, const struct tly_status_member *m)
+static const char *status_stand_of(const struct tly_status *s, const struct tly_status_member *m)
 {
     static const char *const words[] = {"joined", "proved", "connected", "left"};
     if (!m)
@@ -269,7 +274,7 @@ static const char *stand_of(const struct tly_status *s, const struct tly_status_
     return m->stand == TLY_STAND_CONNECTED && s->state == TLY_JOB_RUNNING ? "running" : words[m->stand];
 }
 
-static const char *state_of(const struct tly_status *s)
+static const char *status_state_of(const struct tly_status *s)
 {
     static const char *const words[] = {"gathering",  "proving machines", "measuring network cards",
                                         "connecting", "running",          "failed",
@@ -277,7 +282,7 @@ static const char *state_of(const struct tly_status *s)
     return words[s->state];
 }
 
-static uint32_t count_tallyd(const struct tly_status *s)
+static uint32_t status_count_tallyd(const struct tly_status *s)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < s->member_count; i++)
@@ -287,7 +292,7 @@ static uint32_t count_tallyd(const struct tly_status *s)
 
 /* --- as a table ---------------------------------------------------------------------------------- */
 
-static const char *quantity(uint64_t bytes, char *out, size_t len)
+static const char *status_quantity(uint64_t bytes, char *out, size_t len)
 {
     static const char *const units[] = {"B", "KB", "MB", "GB", "TB", "PB"};
     double x = (double)bytes;
@@ -298,14 +303,14 @@ static const char *quantity(uint64_t bytes, char *out, size_t len)
     return out;
 }
 
-static void print_missing(const struct tly_status *s)
+static void status_print_missing(const struct tly_status *s)
 {
     const char *before = "missing: rank ";
     for (uint32_t i = 0; i < s->size; i++) {
-        if (find_rank(s, i))
+        if (status_find_rank(s, i))
             continue;
         uint32_t last = i;
-        while (last + 1 < s->size && !find_rank(s, last + 1))
+        while (last + 1 < s->size && !status_find_rank(s, last + 1))
             last++;
         printf(last > i ? "%s%u-%u" : "%s%u", before, i, last);
         before = ", ";
@@ -313,20 +318,20 @@ static void print_missing(const struct tly_status *s)
     }
     if (before[0] == ',')
         putchar('\n');
-    if (count_tallyd(s) < s->servers)
-        printf("missing: %u of %u tallyd\n", s->servers - count_tallyd(s), s->servers);
+    if (status_count_tallyd(s) < s->servers)
+        printf("missing: %u of %u tallyd\n", s->servers - status_count_tallyd(s), s->servers);
 }
 
-static void print_facts(const struct query *q)
+static void status_print_facts(const struct query *q)
 {
     char a[32], b[32], c[32];
-    printf("%12s %12" PRIu64 " %6" PRIu64 " %10s %10s", quantity(q->facts.bytes_summed, a, sizeof a),
-           q->facts.parts_summed, q->facts.rounds_open, quantity(q->facts.bytes_in_use, b, sizeof b),
-           quantity(q->facts.memory_limit, c, sizeof c));
+    printf("%12s %12" PRIu64 " %6" PRIu64 " %10s %10s", status_quantity(q->facts.bytes_summed, a, sizeof a),
+           q->facts.parts_summed, q->facts.rounds_open, status_quantity(q->facts.bytes_in_use, b, sizeof b),
+           status_quantity(q->facts.memory_limit, c, sizeof c));
 }
 
 /* Who is late and why, as far as one service can tell. */
-static void print_late(const struct query *q, const char *name)
+static void status_print_late(const struct query *q, const char *name)
 {
     if (!q->err && q->facts.waiting_ms >= LATE_MS)
         printf("late: an operation at %s has waited %.1f s for %s\n", name, (double)q->facts.waiting_ms / 1e3,
@@ -334,34 +339,34 @@ static void print_late(const struct query *q, const char *name)
 }
 
 /* 5% and less is what a measurement errs by. */
-static bool differs(double is, double from)
+static bool status_differs(double is, double from)
 {
     return from > 0 && (is < .95 * from || is > 1.05 * from);
 }
 
 /* What the card carries now; what was said of it and what the split goes by, where that is something else. */
-static const char *rate(const struct service *x, char *out, size_t len)
+static const char *status_rate(const struct service *x, char *out, size_t len)
 {
     double is = (double)x->current / 1e9, said = (double)x->said / 1e9, plan = (double)x->bandwidth / 1e9;
     if (!x->current)
         snprintf(out, len, "unknown");
-    else if (differs(is, said))
+    else if (status_differs(is, said))
         snprintf(out, len, "%.3g of %.3g Gbit/s (%s)", is, said, x->measured ? "measured" : "declared");
     else
         snprintf(out, len, "%.3g Gbit/s", is);
     size_t at = strlen(out);
-    if (x->current && differs(is, plan))
+    if (x->current && status_differs(is, plan))
         snprintf(out + at, len - at, ", the split goes by %.3g", plan);
     return out;
 }
 
-static void print_job(const struct job *j, const struct asker *a)
+static void status_print_job(const struct job *j, const struct asker *a)
 {
     const struct query *q = j->coordinator;
     const struct tly_status *s = &q->status;
     char network[120], in[32], out[32], slow[TLY_SENTENCE];
     printf("job '%s', start %016" PRIx64 ", coordinator %s: %s, %.0f s old\n", q->peer.job,
-           q->peer.incarnation, a->at, state_of(s), (double)s->age_ms / 1e3);
+           q->peer.incarnation, a->at, status_state_of(s), (double)s->age_ms / 1e3);
     if (s->has_roster)
         printf("%u ranks on %u machines, %zu services; split no. %u, parts of %" PRIu64 " KB\n", s->size,
                s->roster.machine_count, j->service_count, s->roster.epoch, s->roster.part_bytes >> 10);
@@ -375,18 +380,18 @@ static void print_job(const struct job *j, const struct asker *a)
     if (s->changed.at)
         printf("the split last changed at %s: %s\n", s->changed.when, s->changed.what);
     if (s->state < TLY_JOB_RUNNING)
-        print_missing(s);
+        status_print_missing(s);
     if (s->size)
         printf("\n%6s %7s  %-16s %-24s %8s  %s\n", "rank", "machine", "host", "address", "process", "state");
     for (uint32_t i = 0; i < s->size; i++) {
-        const struct tly_status_member *m = find_rank(s, i);
+        const struct tly_status_member *m = status_find_rank(s, i);
         char machine[16] = "-", address[TLY_HOST_TEXT] = "-";
         if (m)
             tly_endpoints_host(&m->at, address);
         if (s->has_roster)
             snprintf(machine, sizeof machine, "%u", s->roster.ranks[i].machine);
         printf("%6u %7s  %-16s %-24s %8u  %s\n", i, machine, m ? m->host : "-", address, m ? m->pid : 0,
-               stand_of(s, m));
+               status_stand_of(s, m));
     }
     if (j->service_count)
         printf("\n%-12s %-16s %-30s %12s %12s %6s %10s %10s %12s %12s %6s  %s\n", "service of", "host",
@@ -401,35 +406,35 @@ static void print_job(const struct job *j, const struct asker *a)
             printf("%12s: %s\n", "no answer", j->answers[i].why);
         else {
             const struct tly_service_facts *f = &j->answers[i].facts;
-            print_facts(&j->answers[i]);
-            printf(" %12s %12s %5.1f%%  %s\n", quantity(f->bytes_received, in, sizeof in),
-                   quantity(f->bytes_sent, out, sizeof out), 100 * x->share,
-                   rate(x, network, sizeof network));
+            status_print_facts(&j->answers[i]);
+            printf(" %12s %12s %5.1f%%  %s\n", status_quantity(f->bytes_received, in, sizeof in),
+                   status_quantity(f->bytes_sent, out, sizeof out), 100 * x->share,
+                   status_rate(x, network, sizeof network));
         }
     }
     for (size_t i = 0; i < j->service_count; i++)
-        print_late(&j->answers[i], j->services[i].name);
+        status_print_late(&j->answers[i], j->services[i].name);
 }
 
-static void print_service(const struct query *q, const char *at)
+static void status_print_service(const struct query *q, const char *at)
 {
     printf("a service of job '%s', start %016" PRIx64 ", at %s\n\n%12s %12s %6s %10s %10s\n", q->peer.job,
            q->peer.incarnation, at, "summed", "parts", "open", "memory", "limit");
-    print_facts(q);
+    status_print_facts(q);
     putchar('\n');
-    print_late(q, "it");
+    status_print_late(q, "it");
 }
 
 /* --- as JSON ------------------------------------------------------------------------------------- */
 
-static void json_text(const char *name, const char *value, const char *end)
+static void status_json_text(const char *name, const char *value, const char *end)
 {
     printf("\"%s\": ", name);
     tly_json_text(stdout, value);
     fputs(end, stdout);
 }
 
-static void json_facts(const struct tly_service_facts *f)
+static void status_json_facts(const struct tly_service_facts *f)
 {
     printf("\"bytes_summed\": %" PRIu64 ", \"parts_summed\": %" PRIu64 ", \"rounds_open\": %" PRIu64
            ", \"bytes_in_use\": %" PRIu64 ", \"bytes_peak\": %" PRIu64 ", \"memory_limit\": %" PRIu64
@@ -437,70 +442,70 @@ static void json_facts(const struct tly_service_facts *f)
            ", \"waiting_s\": %.3f, ",
            f->bytes_summed, f->parts_summed, f->rounds_open, f->bytes_in_use, f->bytes_peak, f->memory_limit,
            f->slots_dropped, f->bytes_received, f->bytes_sent, (double)f->waiting_ms / 1e3);
-    json_text("waits_for", f->waits_for, "");
+    status_json_text("waits_for", f->waits_for, "");
 }
 
-static void json_start(const struct query *q, const char *kind, const char *at)
+static void status_json_start(const struct query *q, const char *kind, const char *at)
 {
     printf("{");
-    json_text(kind, at, ", ");
-    json_text("job", q->peer.job, ", ");
+    status_json_text(kind, at, ", ");
+    status_json_text("job", q->peer.job, ", ");
     printf("\"start\": \"%016" PRIx64 "\", ", q->peer.incarnation);
 }
 
-static void json_ranks(const struct tly_status *s)
+static void status_json_ranks(const struct tly_status *s)
 {
     const char *comma = "";
     printf("\"missing_ranks\": [");
     for (uint32_t i = 0; i < s->size; i++)
-        if (!find_rank(s, i)) {
+        if (!status_find_rank(s, i)) {
             printf("%s%u", comma, i);
             comma = ", ";
         }
     printf("], \"ranks\": [");
     for (uint32_t i = 0; i < s->size; i++) {
-        const struct tly_status_member *m = find_rank(s, i);
+        const struct tly_status_member *m = status_find_rank(s, i);
         printf("%s\n  {\"rank\": %u, ", i ? "," : "", i);
         if (s->has_roster)
             printf("\"machine\": %u, ", s->roster.ranks[i].machine);
         if (m) {
             char address[TLY_HOST_TEXT];
-            json_text("host", m->host, ", ");
+            status_json_text("host", m->host, ", ");
             tly_endpoints_host(&m->at, address);
-            json_text("address", address, ", ");
+            status_json_text("address", address, ", ");
             printf("\"process\": %u, ", m->pid);
         }
-        json_text("state", stand_of(s, m), "}");
+        status_json_text("state", status_stand_of(s, m), "}");
     }
     printf("],\n");
 }
 
-static void json_job(const struct job *j, const struct asker *a)
+static void status_json_job(const struct job *j, const struct asker *a)
 {
     const struct tly_status *s = &j->coordinator->status;
     char slow[TLY_SENTENCE];
     tly_slow_text(&s->slow, slow, sizeof slow);
-    json_start(j->coordinator, "coordinator", a->at);
-    json_text("state", state_of(s), ", ");
+    status_json_start(j->coordinator, "coordinator", a->at);
+    status_json_text("state", status_state_of(s), ", ");
     printf("\"age_s\": %.3f,\n\"size\": %u, ", (double)s->age_ms / 1e3, s->size);
     if (s->has_roster)
         printf("\"machines\": %u, \"epoch\": %u, \"part_bytes\": %" PRIu64 ", ", s->roster.machine_count,
                s->roster.epoch, s->roster.part_bytes);
-    json_text("held_up_by", slow, ", ");
-    json_text("held_up_why", tly_slow_why(&s->slow), ", ");
-    json_text("split_changed", s->changed.what, ", ");
+    status_json_text("held_up_by", slow, ", ");
+    status_json_text("held_up_why", tly_slow_why(&s->slow), ", ");
+    status_json_text("split_changed", s->changed.what, ", ");
     if (s->changed.at)
         printf("\"split_changed_at\": %" PRIu64 ", ", s->changed.at);
-    printf("\"tallyd\": %u, \"tallyd_expected\": %u, ", count_tallyd(s), s->servers);
-    json_ranks(s);
+    printf("\"tallyd\": %u, \"tallyd_expected\": %u, ", status_count_tallyd(s), s->servers);
+    status_json_ranks(s);
     printf("\"services\": [");
     for (size_t i = 0; i < j->service_count; i++) {
         const struct service *x = &j->services[i];
         printf("%s\n  {\"kind\": \"%s\", ", i ? "," : "", x->embedded ? "embedded" : "tallyd");
         if (x->embedded)
             printf("\"rank\": %u, ", x->rank);
-        json_text("host", x->host, ", ");
-        json_text("address", x->address, ", ");
+        status_json_text("host", x->host, ", ");
+        status_json_text("address", x->address, ", ");
         if (x->current)
             printf("\"current_bits_per_s\": %" PRIu64 ", ", x->current);
         if (x->bandwidth)
@@ -511,9 +516,9 @@ static void json_job(const struct job *j, const struct asker *a)
             printf("\"share\": %.6f, ", x->share);
         printf("\"port\": %u, \"answers\": %s, ", x->port, j->answers[i].err ? "false" : "true");
         if (j->answers[i].err)
-            json_text("why", j->answers[i].why, "");
+            status_json_text("why", j->answers[i].why, "");
         else
-            json_facts(&j->answers[i].facts);
+            status_json_facts(&j->answers[i].facts);
         printf("}");
     }
     printf("]}\n");
@@ -522,23 +527,23 @@ static void json_job(const struct job *j, const struct asker *a)
 /* --- the command --------------------------------------------------------------------------------- */
 
 /* Ask at each address until somebody answers; *q is the attempt that did, or the last. */
-static void ask_at(struct asker *a, const struct tly_addresses *to, struct query *q)
+static void status_ask_at(struct asker *a, const struct tly_addresses *to, struct query *q)
 {
     for (int i = 0; i < to->count; i++) {
         struct tly_endpoints at;
-        finish(a, q, 1);
+        status_finish(a, q, 1);
         *q = (struct query){0};
         a->named = to->at[i];
         tly_address_text(&a->named, a->at, sizeof a->at);
         tly_media_at(&a->named, &at);
-        start(a, q, &at);
-        wait_for(a, q, 1);
+        status_start(a, q, &at);
+        status_wait_for(a, q, 1);
         if (!q->err || q->from_coordinator || q->err == EACCES || q->err == ESTALE)
             break;
     }
 }
 
-static int explain(const struct query *q, const char *at)
+static int status_explain(const struct query *q, const char *at)
 {
     switch (q->err) {
     case ECONNREFUSED:
@@ -559,39 +564,39 @@ static int explain(const struct query *q, const char *at)
     }
 }
 
-static int report(struct asker *a, struct query *q, bool json)
+static int status_report(struct asker *a, struct query *q, bool json)
 {
     struct job j = {.coordinator = q};
     if (!q->from_coordinator) {
         if (json) {
-            json_start(q, "service", a->at);
-            json_facts(&q->facts);
+            status_json_start(q, "service", a->at);
+            status_json_facts(&q->facts);
             printf("}\n");
         } else {
-            print_service(q, a->at);
+            status_print_service(q, a->at);
         }
         return 0;
     }
     int status = 0;
     a->identity.incarnation = q->peer.incarnation;
     memcpy(a->identity.job, q->peer.job, sizeof a->identity.job);
-    place_members(&q->status, &a->named);
-    if (list_services(&j) != 0) {
+    status_place_members(&q->status, &a->named);
+    if (status_list_services(&j) != 0) {
         status = tly_cli_fail("status", "out of memory");
     } else {
-        ask_services(&j, a);
+        status_ask_services(&j, a);
         if (json)
-            json_job(&j, a);
+            status_json_job(&j, a);
         else
-            print_job(&j, a);
+            status_print_job(&j, a);
     }
-    finish(a, j.answers, j.service_count);
+    status_finish(a, j.answers, j.service_count);
     free(j.services);
     free(j.answers);
     return status;
 }
 
-static int ask(const struct tly_place *place, double timeout_s, bool json)
+static int status_ask(const struct tly_place *place, double timeout_s, bool json)
 {
     struct asker a = {.timeout_ns = (int64_t)(timeout_s * (double)TLY_SEC)};
     struct query q = {0};
@@ -602,9 +607,9 @@ static int ask(const struct tly_place *place, double timeout_s, bool json)
     a.identity.rank = TLY_NO_RANK;
     memcpy(a.identity.secret, place->secret, sizeof place->secret);
     memcpy(a.identity.job, place->job, sizeof place->job);
-    ask_at(&a, &to, &q);
-    int status = q.err ? explain(&q, a.at) : report(&a, &q, json);
-    finish(&a, &q, 1);
+    status_ask_at(&a, &to, &q);
+    int status = q.err ? status_explain(&q, a.at) : status_report(&a, &q, json);
+    status_finish(&a, &q, 1);
     tly_loop_finish(&a.loop);
     return status;
 }
@@ -658,7 +663,7 @@ int tly_cli_status(int argc, char **argv)
     else if (tly_place_find(&place, &params, false) != 0)
         status = tly_cli_fail("status", "%s", tly_error());
     else
-        status = ask(&place, (double)timeout_s, json);
+        status = status_ask(&place, (double)timeout_s, json);
     tly_params_finish(&params);
     return status;
 }

@@ -9,7 +9,7 @@
 #include "cli/cli.h"
 
 /* A positive number and one of the letters, each worth `unit` times the last; sizes (1024) also as 100MB and 100MiB. */
-static double quantity(const char *text, double unit)
+static double text_quantity(const char *text, double unit)
 {
     const char *end = text;
     double x;
@@ -27,12 +27,12 @@ static double quantity(const char *text, double unit)
 
 double tly_cli_size(const char *text)
 {
-    return quantity(text, 1024);
+    return text_quantity(text, 1024);
 }
 
 double tly_cli_rate(const char *text)
 {
-    double x = quantity(text, 1000);
+    double x = text_quantity(text, 1000);
     return x >= 1e3 && x <= 1e15 ? x : -1;
 }
 

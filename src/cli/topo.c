@@ -34,7 +34,7 @@ const char tly_cli_topo_usage[] =
 enum { MOST_BYTES = 64 << 20 };
 
 /* A whole file, "-" for standard input.  An exit status. */
-static int read_file(const char *command, const char *path, char **text, size_t *length)
+static int topo_read_file(const char *command, const char *path, char **text, size_t *length)
 {
     bool standard = strcmp(path, "-") == 0;
     FILE *f = standard ? stdin : fopen(path, "re");
@@ -70,7 +70,7 @@ int tly_cli_machine(const char *command, const char *xml, const char *links, str
 {
     char why[512] = "", *text = NULL;
     size_t length = 0;
-    int status = xml ? read_file(command, xml, &text, &length) : 0;
+    int status = xml ? topo_read_file(command, xml, &text, &length) : 0;
     if (status)
         return status;
     int err = xml ? tly_machine_read(text, length, NULL, m, why, sizeof why)
@@ -79,7 +79,7 @@ int tly_cli_machine(const char *command, const char *xml, const char *links, str
     if (err)
         return tly_cli_fail(command, xml ? "%s%s%s" : "%.0s%.0s%s", xml ? xml : "", ": ", why);
     if (links) {
-        status = read_file(command, links, &text, &length);
+        status = topo_read_file(command, links, &text, &length);
         if (status)
             return status;
         err = tly_machine_links(text, length, m, why, sizeof why);
@@ -117,63 +117,63 @@ static const char *const verbs[] = {"copy", "add", "exchange"};
 static const char *const places[] = {"gpu", "slot", "node"};
 static const char *const reasons[] = {"no_groups", "no_gain", "memory_unknown", "memory_bound", "used"};
 
-static void put_text(const char *name, const char *text, const char *end)
+static void topo_put_text(const char *name, const char *text, const char *end)
 {
     printf("\"%s\": ", name);
     tly_json_text(stdout, text);
     fputs(end, stdout);
 }
 
-static void put_rate(const char *name, struct tly_rate r, const char *end)
+static void topo_put_rate(const char *name, struct tly_rate r, const char *end)
 {
     printf("\"%s\": {", name);
     tly_cli_json_number("bits_per_s", r.bytes > 0 ? r.bytes * 8 : NAN, ", ");
     printf("\"source\": \"%s\"}%s", sources[r.source], end);
 }
 
-static void put_devices(const struct tly_machine *m)
+static void topo_put_devices(const struct tly_machine *m)
 {
     printf("  \"switches\": [");
     for (int i = 0; i < m->switches; i++) {
         printf("%s\n    {\"parent\": %d, \"node\": %d, \"cut_gpu\": %s, ", i ? "," : "", m->sw[i].parent,
                m->sw[i].node, m->sw[i].gpu ? "true" : "false");
-        put_text("address", m->sw[i].address, ", ");
-        put_rate("up", m->sw[i].up, "}");
+        topo_put_text("address", m->sw[i].address, ", ");
+        topo_put_rate("up", m->sw[i].up, "}");
     }
     printf("],\n  \"gpus\": [");
     for (int i = 0; i < m->gpus; i++) {
         const struct tly_gpu *g = &m->gpu[i];
         printf("%s\n    {\"parent\": %d, \"node\": %d, \"slice\": %d, \"memory_bytes\": %llu, ", i ? "," : "",
                g->parent, g->node, g->slice, (unsigned long long)g->memory);
-        put_text("address", g->address, ", ");
-        put_text("name", g->name, ", ");
-        put_rate("pcie", g->link, ", ");
-        put_rate("nvswitch", g->nvswitch, "}");
+        topo_put_text("address", g->address, ", ");
+        topo_put_text("name", g->name, ", ");
+        topo_put_rate("pcie", g->link, ", ");
+        topo_put_rate("nvswitch", g->nvswitch, "}");
     }
     printf("],\n  \"cards\": [");
     for (int i = 0; i < m->cards; i++) {
         const struct tly_card *c = &m->card[i];
         printf("%s\n    {\"parent\": %d, \"node\": %d, \"ports\": %d, \"used\": %s, ", i ? "," : "",
                c->parent, c->node, c->ports, c->idle ? "false" : "true");
-        put_text("address", c->address, ", ");
-        put_text("name", c->name, ", ");
-        put_text("rdma", c->rdma, ", ");
-        put_rate("pcie", c->link, ", ");
-        put_rate("network", c->rate, "}");
+        topo_put_text("address", c->address, ", ");
+        topo_put_text("name", c->name, ", ");
+        topo_put_text("rdma", c->rdma, ", ");
+        topo_put_rate("pcie", c->link, ", ");
+        topo_put_rate("network", c->rate, "}");
     }
     printf("],\n");
 }
 
-static void put_machine(const struct tly_machine *m)
+static void topo_put_machine(const struct tly_machine *m)
 {
     printf("  \"nodes\": [");
     for (int i = 0; i < m->nodes; i++) {
         printf("%s\n    {\"number\": %d, \"cores\": %d, \"memory_bytes\": %llu, ", i ? "," : "",
                m->node[i].number, m->node[i].cores, (unsigned long long)m->node[i].memory);
-        put_rate("bandwidth", m->node[i].bandwidth, "}");
+        topo_put_rate("bandwidth", m->node[i].bandwidth, "}");
     }
     printf("],\n");
-    put_devices(m);
+    topo_put_devices(m);
     printf("  \"nvlinks\": [");
     bool first = true;
     for (int a = 0; a < m->gpus; a++)
@@ -184,11 +184,11 @@ static void put_machine(const struct tly_machine *m)
                 first = false;
             }
     printf("],\n  ");
-    put_rate("between_nodes", m->socket, ",\n  ");
-    put_rate("across", m->across, ",\n");
+    topo_put_rate("between_nodes", m->socket, ",\n  ");
+    topo_put_rate("across", m->across, ",\n");
 }
 
-static void put_links(const struct tly_cli_topo *t)
+static void topo_put_links(const struct tly_cli_topo *t)
 {
     bool first = true;
     printf("  \"links\": [");
@@ -199,7 +199,7 @@ static void put_links(const struct tly_cli_topo *t)
             continue;
         printf("%s\n    {\"link\": %d, \"kind\": \"%s\", \"of\": %d, \"to\": %d, ", first ? "" : ",", i,
                kinds[l->kind], l->a, l->b);
-        put_text("name", tly_cli_link_text(&t->m, l, name), ", ");
+        topo_put_text("name", tly_cli_link_text(&t->m, l, name), ", ");
         tly_cli_json_number("bytes", l->bytes, ", ");
         tly_cli_json_number("time_s", l->rate.bytes > 0 ? l->seconds : NAN, "}");
         first = false;
@@ -220,7 +220,7 @@ static void put_links(const struct tly_cli_topo *t)
     printf("],\n");
 }
 
-static void put_strategy(const struct tly_cli_topo *t)
+static void topo_put_strategy(const struct tly_cli_topo *t)
 {
     const struct tly_inside *p = &t->plan;
     char text[TLY_CLI_WORDS];
@@ -230,7 +230,7 @@ static void put_strategy(const struct tly_cli_topo *t)
     printf("  \"s_n\": %d,\n  \"s_g\": %d,\n  \"l\": %d,\n  \"rule\": %d,\n  \"by_rule\": %s,\n",
            p->with_card, p->without_card, p->each, p->rule, p->by_rule ? "true" : "false");
     printf("  \"groups\": \"%s\",\n  \"shares\": \"%s\",\n  ", bases[p->way.base], shares[p->way.shares]);
-    put_text("strategy", tly_cli_way_text(&t->m, &p->way, text), ",\n");
+    topo_put_text("strategy", tly_cli_way_text(&t->m, &p->way, text), ",\n");
     printf("  \"group_of_gpu\": [");
     for (int g = 0; g < t->m.gpus; g++)
         printf("%s%d", g ? ", " : "", p->way.group[g]);
@@ -256,12 +256,12 @@ static void put_strategy(const struct tly_cli_topo *t)
     printf("],\n");
 }
 
-static void put_json(const struct tly_cli_topo *t)
+static void topo_put_json(const struct tly_cli_topo *t)
 {
     printf("{\n");
-    put_machine(&t->m);
-    put_strategy(t);
-    put_links(t);
+    topo_put_machine(&t->m);
+    topo_put_strategy(t);
+    topo_put_links(t);
     printf("  \"notes\": [");
     for (int i = 0; i < t->m.notes; i++) {
         fputs(i ? ",\n    " : "\n    ", stdout);
@@ -272,7 +272,7 @@ static void put_json(const struct tly_cli_topo *t)
 
 /* --- the command -------------------------------------------------------------------------------------------- */
 
-static int draw(const char *path, const struct tly_cli_topo *t)
+static int topo_draw(const char *path, const struct tly_cli_topo *t)
 {
     FILE *f = fopen(path, "we");
     if (!f)
@@ -283,7 +283,7 @@ static int draw(const char *path, const struct tly_cli_topo *t)
     return 0;
 }
 
-static int decide(struct tly_cli_topo *t, const char *xml, uint64_t bytes)
+static int topo_decide(struct tly_cli_topo *t, const char *xml, uint64_t bytes)
 {
     char why[256] = "";
     struct tly_inside_job job = {.bytes = bytes, .traffic = tly_plan_time(t->workers, t->servers, 1, 1)};
@@ -356,11 +356,11 @@ int tly_cli_topo(int argc, char **argv)
         return tly_cli_misuse("topo", "only one of --xml and --links can be standard input");
     int status = tly_cli_machine("topo", xml, links, &t.m);
     if (!status)
-        status = decide(&t, xml, (uint64_t)bytes);
+        status = topo_decide(&t, xml, (uint64_t)bytes);
     if (!status && svg)
-        status = draw(svg, &t);
+        status = topo_draw(svg, &t);
     if (!status && json)
-        put_json(&t);
+        topo_put_json(&t);
     else if (!status)
         tly_cli_topo_print(&t);
     tly_inside_finish(&t.plan);

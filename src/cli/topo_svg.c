@@ -37,7 +37,7 @@ struct drawing {
 
 /* --- text --------------------------------------------------------------------------------------------------- */
 
-static void put_escaped(FILE *out, const char *text)
+static void svg_put_escaped(FILE *out, const char *text)
 {
     for (; *text; text++) {
         const char *special = *text == '<' ? "&lt;" : *text == '>' ? "&gt;" : *text == '&' ? "&amp;" : NULL;
@@ -48,26 +48,26 @@ static void put_escaped(FILE *out, const char *text)
     }
 }
 
-static void put_text(const struct drawing *d, double x, double y, const char *class, const char *text)
+static void svg_put_text(const struct drawing *d, double x, double y, const char *class, const char *text)
 {
     fprintf(d->out, "<text x=\"%.1f\" y=\"%.1f\" class=\"%s\">", x, y, class);
-    put_escaped(d->out, text);
+    svg_put_escaped(d->out, text);
     fputs("</text>\n", d->out);
 }
 
 /* A text cut so that it fits a width, of letters so wide. */
-static void put_short(const struct drawing *d, double x, double y, const char *class, const char *text,
-                      double wide, double letter)
+static void svg_put_short(const struct drawing *d, double x, double y, const char *class, const char *text,
+                          double wide, double letter)
 {
     char copy[TLY_CLI_WORDS];
     size_t most = (size_t)(wide / letter);
     snprintf(copy, sizeof copy, "%s", text);
     if (strlen(copy) > most && most > 2)
         snprintf(copy + most - 2, 3, "..");
-    put_text(d, x, y, class, copy);
+    svg_put_text(d, x, y, class, copy);
 }
 
-static const char *bytes_text(double bytes, char text[32])
+static const char *svg_bytes_text(double bytes, char text[32])
 {
     static const char *const units[] = {"B", "KB", "MB", "GB", "TB"};
     int u = 0;
@@ -77,7 +77,7 @@ static const char *bytes_text(double bytes, char text[32])
     return text;
 }
 
-static const char *rate_text(struct tly_rate r, char text[32])
+static const char *svg_rate_text(struct tly_rate r, char text[32])
 {
     snprintf(text, 32, r.bytes > 0 ? "%.4g Gbit/s%s" : "rate unknown", r.bytes * 8e-9,
              r.source == TLY_GUESSED ? "?" : "");
@@ -86,24 +86,24 @@ static const char *rate_text(struct tly_rate r, char text[32])
 
 /* --- places ------------------------------------------------------------------------------------------------- */
 
-static void place_below(struct drawing *d, int parent, int node);
+static void svg_place_below(struct drawing *d, int parent, int node);
 
-static void place_switch(struct drawing *d, int s)
+static void svg_place_switch(struct drawing *d, int s)
 {
     double from = d->column;
     d->depth[s] = d->t->m.sw[s].parent >= 0 ? d->depth[d->t->m.sw[s].parent] + 1 : 0;
-    place_below(d, s, d->t->m.sw[s].node);
+    svg_place_below(d, s, d->t->m.sw[s].node);
     if (d->column == from)
         d->column++;
     d->switch_x[s] = (from + d->column) / 2;
 }
 
-static void place_below(struct drawing *d, int parent, int node)
+static void svg_place_below(struct drawing *d, int parent, int node)
 {
     const struct tly_machine *m = &d->t->m;
     for (int i = 0; i < m->switches; i++)
         if (m->sw[i].parent == parent && m->sw[i].node == node)
-            place_switch(d, i);
+            svg_place_switch(d, i);
     for (int i = 0; i < m->gpus; i++)
         if (m->gpu[i].parent == parent && m->gpu[i].node == node)
             d->gpu_x[i] = d->column++ + 0.5;
@@ -113,14 +113,14 @@ static void place_below(struct drawing *d, int parent, int node)
 }
 
 /* Columns become places on the page. */
-static void place_all(struct drawing *d)
+static void svg_place_all(struct drawing *d)
 {
     const struct tly_machine *m = &d->t->m;
     double left = MARGIN;
     int deepest = -1;
     for (int n = 0; n < m->nodes; n++) {
         d->column = 0;
-        place_below(d, -1, n);
+        svg_place_below(d, -1, n);
         if (d->column < 2)
             d->column = 2;
         d->node_x[n] = left;
@@ -149,7 +149,8 @@ static void place_all(struct drawing *d)
 
 static const struct tly_inside_link nothing;
 
-static const struct tly_inside_link *find(const struct drawing *d, enum tly_inside_kind kind, int a, int b)
+static const struct tly_inside_link *svg_find(const struct drawing *d, enum tly_inside_kind kind, int a,
+                                              int b)
 {
     for (int i = 0; i < d->t->plan.links; i++) {
         const struct tly_inside_link *l = &d->t->plan.link[i];
@@ -160,7 +161,7 @@ static const struct tly_inside_link *find(const struct drawing *d, enum tly_insi
 }
 
 /* From pale blue, nearly idle, to red, the bottleneck. */
-static const char *colour(double share, char text[16])
+static const char *svg_colour(double share, char text[16])
 {
     static const int stops[4][3] = {{148, 178, 214}, {66, 133, 196}, {230, 145, 56}, {200, 40, 40}};
     double at = share >= 1 ? 3 : share * 3;
@@ -176,8 +177,8 @@ struct load {
     double width;
 };
 
-static struct load load_of(const struct drawing *d, const struct tly_inside_link *a,
-                           const struct tly_inside_link *b)
+static struct load svg_load_of(const struct drawing *d, const struct tly_inside_link *a,
+                               const struct tly_inside_link *b)
 {
     const struct tly_inside_link *l = b->seconds > a->seconds ? b : a;
     double all = d->t->plan.seconds,
@@ -185,76 +186,80 @@ static struct load load_of(const struct drawing *d, const struct tly_inside_link
     return (struct load){l->bytes, all > 0 ? l->seconds / all : 0, fmin(width, 9)};
 }
 
-static const char *stroke(const struct load *l, char text[16])
+static const char *svg_stroke(const struct load *l, char text[16])
 {
-    return l->bytes > 0 ? colour(l->share, text) : "#c9ced6";
+    return l->bytes > 0 ? svg_colour(l->share, text) : "#c9ced6";
 }
 
 /* From a place above to one below, with what crosses it, both ways or the same each way. */
-static void draw_link(const struct drawing *d, double x1, double y1, double x2, double y2,
-                      const struct tly_inside_link *a, const struct tly_inside_link *b)
+static void svg_draw_link(const struct drawing *d, double x1, double y1, double x2, double y2,
+                          const struct tly_inside_link *a, const struct tly_inside_link *b)
 {
     char c[16], text[TLY_CLI_WORDS], bytes[32];
-    struct load l = load_of(d, a, b);
+    struct load l = svg_load_of(d, a, b);
     double bend = (y1 + y2) / 2;
     fprintf(d->out,
             "<path d=\"M%.1f %.1f C%.1f %.1f %.1f %.1f %.1f %.1f\" fill=\"none\" stroke=\"%s\" "
             "stroke-width=\"%.1f\"/>\n",
-            x1, y1, x1, bend, x2, bend, x2, y2, stroke(&l, c), l.width);
+            x1, y1, x1, bend, x2, bend, x2, y2, svg_stroke(&l, c), l.width);
     if (l.bytes <= 0)
         return;
-    bytes_text(l.bytes, bytes);
+    svg_bytes_text(l.bytes, bytes);
     if (l.share > 0)
         snprintf(text, sizeof text, "%s, %.0f%%", bytes, 100 * l.share);
     else
         snprintf(text, sizeof text, "%s", bytes);
-    put_text(d, x2, y2 - 12, "load halo", text); /* white around the letters, above the line */
-    put_text(d, x2, y2 - 12, "load", text);
+    svg_put_text(d, x2, y2 - 12, "load halo", text); /* white around the letters, above the line */
+    svg_put_text(d, x2, y2 - 12, "load", text);
 }
 
-static double top_x(const struct drawing *d, int parent, int node, double x)
+static double svg_top_x(const struct drawing *d, int parent, int node, double x)
 {
     if (parent >= 0)
         return d->switch_x[parent];
     return fmin(fmax(x, d->node_x[node] + 20), d->node_x[node] + d->node_wide[node] - 20);
 }
 
-static double top_y(const struct drawing *d, int parent)
+static double svg_top_y(const struct drawing *d, int parent)
 {
     return parent >= 0 ? d->depth[parent] + SWITCH_HIGH : NODE_Y + NODE_HIGH;
 }
 
-static void draw_links(const struct drawing *d)
+static void svg_draw_links(const struct drawing *d)
 {
     const struct tly_machine *m = &d->t->m;
     for (int i = 0; i < m->switches; i++) {
         const struct tly_switch *s = &m->sw[i];
-        draw_link(d, top_x(d, s->parent, s->node, d->switch_x[i]), top_y(d, s->parent), d->switch_x[i],
-                  d->depth[i], find(d, TLY_LINK_SWITCH_UP, i, 0), find(d, TLY_LINK_SWITCH_DOWN, i, 0));
+        svg_draw_link(d, svg_top_x(d, s->parent, s->node, d->switch_x[i]), svg_top_y(d, s->parent),
+                      d->switch_x[i], d->depth[i], svg_find(d, TLY_LINK_SWITCH_UP, i, 0),
+                      svg_find(d, TLY_LINK_SWITCH_DOWN, i, 0));
     }
     for (int i = 0; i < m->gpus; i++) {
         const struct tly_gpu *g = &m->gpu[i];
-        draw_link(d, top_x(d, g->parent, g->node, d->gpu_x[i]), top_y(d, g->parent), d->gpu_x[i],
-                  d->devices_y, find(d, TLY_LINK_GPU_UP, i, 0), find(d, TLY_LINK_GPU_DOWN, i, 0));
+        svg_draw_link(d, svg_top_x(d, g->parent, g->node, d->gpu_x[i]), svg_top_y(d, g->parent), d->gpu_x[i],
+                      d->devices_y, svg_find(d, TLY_LINK_GPU_UP, i, 0), svg_find(d, TLY_LINK_GPU_DOWN, i, 0));
     }
     for (int i = 0; i < m->cards; i++) {
         const struct tly_card *c = &m->card[i];
-        draw_link(d, top_x(d, c->parent, c->node, d->card_x[i]), top_y(d, c->parent), d->card_x[i],
-                  d->devices_y, find(d, TLY_LINK_CARD_UP, i, 0), find(d, TLY_LINK_CARD_DOWN, i, 0));
+        svg_draw_link(d, svg_top_x(d, c->parent, c->node, d->card_x[i]), svg_top_y(d, c->parent),
+                      d->card_x[i], d->devices_y, svg_find(d, TLY_LINK_CARD_UP, i, 0),
+                      svg_find(d, TLY_LINK_CARD_DOWN, i, 0));
     }
     for (int i = 0; i + 1 < m->nodes; i++) {
         char c[16];
-        struct load l = load_of(d, find(d, TLY_LINK_BETWEEN, i, i + 1), find(d, TLY_LINK_BETWEEN, i + 1, i));
+        struct load l =
+            svg_load_of(d, svg_find(d, TLY_LINK_BETWEEN, i, i + 1), svg_find(d, TLY_LINK_BETWEEN, i + 1, i));
         double x = d->node_x[i] + d->node_wide[i];
         fprintf(d->out,
                 "<line x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\" stroke=\"%s\" stroke-width=\"%.1f\"/>\n",
-                x, NODE_Y + NODE_HIGH / 2, d->node_x[i + 1], NODE_Y + NODE_HIGH / 2, stroke(&l, c), l.width);
+                x, NODE_Y + NODE_HIGH / 2, d->node_x[i + 1], NODE_Y + NODE_HIGH / 2, svg_stroke(&l, c),
+                l.width);
     }
 }
 
 /* --- NVLinks and the network, below the devices --------------------------------------------------------------- */
 
-static double draw_nvlinks(const struct drawing *d)
+static double svg_draw_nvlinks(const struct drawing *d)
 {
     const struct tly_machine *m = &d->t->m;
     double y = d->devices_y + DEVICE_HIGH, lowest = 0;
@@ -263,12 +268,13 @@ static double draw_nvlinks(const struct drawing *d)
             char c[16];
             if (m->nvlink[a][b] <= 0)
                 continue;
-            struct load l = load_of(d, find(d, TLY_LINK_NVLINK, a, b), find(d, TLY_LINK_NVLINK, b, a));
+            struct load l =
+                svg_load_of(d, svg_find(d, TLY_LINK_NVLINK, a, b), svg_find(d, TLY_LINK_NVLINK, b, a));
             double x1 = d->gpu_x[a], x2 = d->gpu_x[b], deep = fmin(24 + fabs(x2 - x1) * 0.22, 150);
             fprintf(d->out,
                     "<path d=\"M%.1f %.1f C%.1f %.1f %.1f %.1f %.1f %.1f\" fill=\"none\" stroke=\"%s\" "
                     "stroke-width=\"%.1f\"%s><title>NVLink %d - %d</title></path>\n",
-                    x1, y, x1, y + deep, x2, y + deep, x2, y, stroke(&l, c),
+                    x1, y, x1, y + deep, x2, y + deep, x2, y, svg_stroke(&l, c),
                     fmin(1 + m->nvlink[a][b] / 25e9, 12), l.bytes > 0 ? "" : " stroke-dasharray=\"3 4\"", a,
                     b);
             lowest = fmax(lowest, deep * 0.75);
@@ -276,19 +282,19 @@ static double draw_nvlinks(const struct drawing *d)
     return lowest;
 }
 
-static double draw_nvswitch(const struct drawing *d, double y)
+static double svg_draw_nvswitch(const struct drawing *d, double y)
 {
     const struct tly_machine *m = &d->t->m;
     double left = 1e9, right = 0;
     char c[16];
     for (int a = 0; a < m->gpus; a++)
         if (m->gpu[a].nvswitch.bytes > 0) {
-            struct load l =
-                load_of(d, find(d, TLY_LINK_NVSWITCH_TO, a, 0), find(d, TLY_LINK_NVSWITCH_OF, a, 0));
+            struct load l = svg_load_of(d, svg_find(d, TLY_LINK_NVSWITCH_TO, a, 0),
+                                        svg_find(d, TLY_LINK_NVSWITCH_OF, a, 0));
             fprintf(d->out,
                     "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" "
                     "stroke-width=\"%.1f\"/>\n",
-                    d->gpu_x[a], d->devices_y + DEVICE_HIGH, d->gpu_x[a], y + 30, stroke(&l, c), l.width);
+                    d->gpu_x[a], d->devices_y + DEVICE_HIGH, d->gpu_x[a], y + 30, svg_stroke(&l, c), l.width);
             left = fmin(left, d->gpu_x[a]);
             right = fmax(right, d->gpu_x[a]);
         }
@@ -298,20 +304,20 @@ static double draw_nvswitch(const struct drawing *d, double y)
             "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"26\" rx=\"5\" fill=\"#e3f0df\" "
             "stroke=\"#6a9a5b\"/>\n",
             left - DEVICE / 2.0, y + 30, right - left + DEVICE);
-    put_text(d, (left + right) / 2, y + 48, "name", "NVSwitch");
+    svg_put_text(d, (left + right) / 2, y + 48, "name", "NVSwitch");
     return 62;
 }
 
-static double draw_network(const struct drawing *d, double y)
+static double svg_draw_network(const struct drawing *d, double y)
 {
     const struct tly_machine *m = &d->t->m;
     double left = 1e9, right = 0;
     for (int i = 0; i < m->cards; i++) {
-        const struct tly_inside_link *out = find(d, TLY_LINK_NET_OUT, i, 0),
-                                     *in = find(d, TLY_LINK_NET_IN, i, 0);
+        const struct tly_inside_link *out = svg_find(d, TLY_LINK_NET_OUT, i, 0),
+                                     *in = svg_find(d, TLY_LINK_NET_IN, i, 0);
         if (m->card[i].idle)
             continue;
-        draw_link(d, d->card_x[i], d->devices_y + DEVICE_HIGH, d->card_x[i], y + 44, out, in);
+        svg_draw_link(d, d->card_x[i], d->devices_y + DEVICE_HIGH, d->card_x[i], y + 44, out, in);
         left = fmin(left, d->card_x[i]);
         right = fmax(right, d->card_x[i]);
     }
@@ -321,14 +327,14 @@ static double draw_network(const struct drawing *d, double y)
             "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"26\" rx=\"13\" fill=\"#f4ead6\" "
             "stroke=\"#b08d4a\"/>\n",
             left - DEVICE / 2.0, y + 44, right - left + DEVICE);
-    put_text(d, (left + right) / 2, y + 62, "name", "network");
+    svg_put_text(d, (left + right) / 2, y + 62, "name", "network");
     return 76;
 }
 
 /* --- boxes -------------------------------------------------------------------------------------------------- */
 
-static void box(const struct drawing *d, double x, double y, double wide, double high, const char *fill,
-                const char *line)
+static void svg_box(const struct drawing *d, double x, double y, double wide, double high, const char *fill,
+                    const char *line)
 {
     fprintf(
         d->out,
@@ -336,34 +342,34 @@ static void box(const struct drawing *d, double x, double y, double wide, double
         x, y, wide, high, fill, line);
 }
 
-static void draw_device(const struct drawing *d, double x, const char *name, const char *more,
-                        const char *last, const char *fill, const char *line)
+static void svg_draw_device(const struct drawing *d, double x, const char *name, const char *more,
+                            const char *last, const char *fill, const char *line)
 {
-    box(d, x - DEVICE / 2.0, d->devices_y, DEVICE, DEVICE_HIGH, fill, line);
-    put_short(d, x, d->devices_y + 15, "name", name, DEVICE, 7);
-    put_short(d, x, d->devices_y + 28, "small", more, DEVICE, 5.2);
-    put_short(d, x, d->devices_y + 40, "small", last, DEVICE, 5.2);
+    svg_box(d, x - DEVICE / 2.0, d->devices_y, DEVICE, DEVICE_HIGH, fill, line);
+    svg_put_short(d, x, d->devices_y + 15, "name", name, DEVICE, 7);
+    svg_put_short(d, x, d->devices_y + 28, "small", more, DEVICE, 5.2);
+    svg_put_short(d, x, d->devices_y + 40, "small", last, DEVICE, 5.2);
 }
 
-static void draw_boxes(const struct drawing *d)
+static void svg_draw_boxes(const struct drawing *d)
 {
     const struct tly_machine *m = &d->t->m;
     char name[TLY_CLI_WORDS], more[TLY_CLI_WORDS], rate[32], bytes[32];
     for (int i = 0; i < m->nodes; i++) {
         double x = d->node_x[i] + d->node_wide[i] / 2;
-        box(d, d->node_x[i], NODE_Y, d->node_wide[i], NODE_HIGH, "#e8ecf4", "#6b7a99");
+        svg_box(d, d->node_x[i], NODE_Y, d->node_wide[i], NODE_HIGH, "#e8ecf4", "#6b7a99");
         snprintf(name, sizeof name, "node %d", m->node[i].number);
         snprintf(more, sizeof more, "%d cores, %s", m->node[i].cores,
-                 bytes_text((double)m->node[i].memory, bytes));
-        put_text(d, x, NODE_Y + 22, "name", name);
-        put_text(d, x, NODE_Y + 39, "small", more);
+                 svg_bytes_text((double)m->node[i].memory, bytes));
+        svg_put_text(d, x, NODE_Y + 22, "name", name);
+        svg_put_text(d, x, NODE_Y + 39, "small", more);
     }
     for (int i = 0; i < m->switches; i++) {
         snprintf(name, sizeof name, "%s %s, %s", m->sw[i].gpu ? "GPU" : "switch", m->sw[i].address,
-                 rate_text(m->sw[i].up, rate));
-        box(d, d->switch_x[i] - 100, d->depth[i], 200, SWITCH_HIGH, m->sw[i].gpu ? "#e3f0df" : "#efe8f4",
-            "#85739c");
-        put_short(d, d->switch_x[i], d->depth[i] + 18, "small", name, 196, 5.2);
+                 svg_rate_text(m->sw[i].up, rate));
+        svg_box(d, d->switch_x[i] - 100, d->depth[i], 200, SWITCH_HIGH, m->sw[i].gpu ? "#e3f0df" : "#efe8f4",
+                "#85739c");
+        svg_put_short(d, d->switch_x[i], d->depth[i] + 18, "small", name, 196, 5.2);
     }
     for (int i = 0; i < m->gpus; i++) {
         const struct tly_gpu *g = &m->gpu[i];
@@ -373,70 +379,72 @@ static void draw_boxes(const struct drawing *d)
         else
             snprintf(name, sizeof name, "GPU %d", i);
         snprintf(more, sizeof more, "owns %.3g%%", 100 * d->t->plan.way.share[i]);
-        draw_device(d, d->gpu_x[i], name, g->slice >= 0 ? "of a GPU" : rate_text(g->link, rate),
-                    owns ? more : "", owns ? "#cfe8c6" : "#eef6eb", "#6a9a5b");
+        svg_draw_device(d, d->gpu_x[i], name, g->slice >= 0 ? "of a GPU" : svg_rate_text(g->link, rate),
+                        owns ? more : "", owns ? "#cfe8c6" : "#eef6eb", "#6a9a5b");
     }
     for (int i = 0; i < m->cards; i++) {
         const struct tly_card *c = &m->card[i];
-        snprintf(more, sizeof more, "%s%s", rate_text(c->rate, rate), c->idle ? ", not used" : "");
-        draw_device(d, d->card_x[i], tly_cli_card_text(c, name), more, c->address,
-                    c->idle ? "#f5f5f5" : "#f9dfb8", "#b08d4a");
+        snprintf(more, sizeof more, "%s%s", svg_rate_text(c->rate, rate), c->idle ? ", not used" : "");
+        svg_draw_device(d, d->card_x[i], tly_cli_card_text(c, name), more, c->address,
+                        c->idle ? "#f5f5f5" : "#f9dfb8", "#b08d4a");
     }
 }
 
 /* --- the page ------------------------------------------------------------------------------------------------ */
 
-static void draw_legend(const struct drawing *d)
+static void svg_draw_legend(const struct drawing *d)
 {
     char c[16];
     double x = d->wide - MARGIN - 250;
     for (int i = 0; i < 20; i++)
         fprintf(d->out, "<rect x=\"%.1f\" y=\"40\" width=\"9\" height=\"9\" fill=\"%s\"/>\n", x + 9 * i + 34,
-                colour(i / 19.0, c));
-    put_text(d, x + 28, 49, "end", "idle");
-    put_text(d, x + 218, 49, "left", "busy");
-    put_text(d, x + 124, 66, "small", "% of the predicted time; bytes each way");
+                svg_colour(i / 19.0, c));
+    svg_put_text(d, x + 28, 49, "end", "idle");
+    svg_put_text(d, x + 218, 49, "left", "busy");
+    svg_put_text(d, x + 124, 66, "small", "% of the predicted time; bytes each way");
 }
 
-static double draw_words(const struct drawing *d, double y)
+static double svg_draw_words(const struct drawing *d, double y)
 {
     const struct tly_cli_topo *t = d->t;
     char text[TLY_CLI_WORDS], line[2 * TLY_CLI_WORDS], time[32];
     if (t->m.gpus > 1)
-        put_text(d, MARGIN, y += LINE, "left", tly_cli_rule_text(&t->plan, text));
+        svg_put_text(d, MARGIN, y += LINE, "left", tly_cli_rule_text(&t->plan, text));
     if (t->plan.bottleneck >= 0) {
         snprintf(line, sizeof line, "Predicted: %s. Bottleneck: %s.",
                  tly_cli_time_text(t->plan.seconds, time),
                  tly_cli_link_text(&t->m, &t->plan.link[t->plan.bottleneck], text));
-        put_text(d, MARGIN, y += LINE, "left", line);
+        svg_put_text(d, MARGIN, y += LINE, "left", line);
     }
     for (int i = 0; i < t->betters; i++) {
         snprintf(line, sizeof line, "Better placement: %s, %s.",
                  tly_cli_move_text(&t->m, &t->better[i], text),
                  tly_cli_time_text(t->better[i].seconds, time));
-        put_text(d, MARGIN, y += LINE, "left", line);
+        svg_put_text(d, MARGIN, y += LINE, "left", line);
     }
     for (int i = 0; i < t->m.notes; i++)
-        put_short(d, MARGIN, y += LINE, "note", t->m.note[i], d->wide - 2 * MARGIN, 5.6);
+        svg_put_short(d, MARGIN, y += LINE, "note", t->m.note[i], d->wide - 2 * MARGIN, 5.6);
     return y + LINE;
 }
 
 /* All but the page itself; returns how high it is. */
-static double draw_body(struct drawing *d)
+static double svg_draw_body(struct drawing *d)
 {
     const struct tly_cli_topo *t = d->t;
     char text[TLY_CLI_WORDS], line[2 * TLY_CLI_WORDS], bytes[32];
-    put_text(d, MARGIN, 36, "title", t->m.gpus ? "How the GPUs of this machine would sum" : "This machine");
+    svg_put_text(d, MARGIN, 36, "title",
+                 t->m.gpus ? "How the GPUs of this machine would sum" : "This machine");
     snprintf(line, sizeof line, "%s%s%s", tly_cli_way_text(&t->m, &t->plan.way, text),
-             t->m.gpus ? ". Gradients: " : "", t->m.gpus ? bytes_text((double)t->plan.job.bytes, bytes) : "");
-    put_short(d, MARGIN, 82, "left", line, d->wide - 2 * MARGIN, 5.8);
+             t->m.gpus ? ". Gradients: " : "",
+             t->m.gpus ? svg_bytes_text((double)t->plan.job.bytes, bytes) : "");
+    svg_put_short(d, MARGIN, 82, "left", line, d->wide - 2 * MARGIN, 5.8);
     if (t->m.gpus)
-        draw_legend(d);
-    draw_links(d);
-    double y = d->devices_y + DEVICE_HIGH, below = draw_nvlinks(d), bar = draw_nvswitch(d, y);
-    below = fmax(below, bar + draw_network(d, y + bar));
-    draw_boxes(d);
-    return draw_words(d, y + below + 12);
+        svg_draw_legend(d);
+    svg_draw_links(d);
+    double y = d->devices_y + DEVICE_HIGH, below = svg_draw_nvlinks(d), bar = svg_draw_nvswitch(d, y);
+    below = fmax(below, bar + svg_draw_network(d, y + bar));
+    svg_draw_boxes(d);
+    return svg_draw_words(d, y + below + 12);
 }
 
 int tly_cli_topo_draw(FILE *out, const struct tly_cli_topo *t)
@@ -447,8 +455,8 @@ int tly_cli_topo_draw(FILE *out, const struct tly_cli_topo *t)
     d.out = open_memstream(&body, &size);
     if (!d.out)
         return -ENOMEM;
-    place_all(&d);
-    double high = draw_body(&d);
+    svg_place_all(&d);
+    double high = svg_draw_body(&d);
     if (fclose(d.out) != 0) {
         free(body);
         return -ENOMEM;

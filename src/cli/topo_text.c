@@ -12,7 +12,7 @@
 
 /* --- words -------------------------------------------------------------------------------------------------- */
 
-static const char *gbits(struct tly_rate r, char text[32])
+static const char *topo_text_gbits(struct tly_rate r, char text[32])
 {
     if (r.bytes <= 0)
         return "rate not known";
@@ -20,9 +20,9 @@ static const char *gbits(struct tly_rate r, char text[32])
     return text;
 }
 
-static void append(char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void topo_text_append(char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-static void append(char *text, const char *format, ...)
+static void topo_text_append(char *text, const char *format, ...)
 {
     size_t n = strlen(text);
     va_list args;
@@ -40,11 +40,11 @@ const char *tly_cli_list_text(uint64_t set, char text[TLY_CLI_WORDS])
             continue;
         while (last < 63 && (set >> (last + 1) & 1))
             last++;
-        append(text,
-               last > i + 1 ? "%s%d to %d"
-               : last > i   ? "%s%d, %d"
-                            : "%s%d",
-               text[0] ? ", " : "", i, last);
+        topo_text_append(text,
+                         last > i + 1 ? "%s%d to %d"
+                         : last > i   ? "%s%d, %d"
+                                      : "%s%d",
+                         text[0] ? ", " : "", i, last);
         i = last;
     }
     return text;
@@ -143,7 +143,7 @@ const char *tly_cli_copied_text(const struct tly_inside *plan, char text[TLY_CLI
     return text;
 }
 
-static const char *switch_text(const struct tly_machine *m, int s, char text[TLY_CLI_WORDS])
+static const char *topo_text_switch_text(const struct tly_machine *m, int s, char text[TLY_CLI_WORDS])
 {
     snprintf(text, TLY_CLI_WORDS, "%s %s", m->sw[s].gpu ? "GPU" : "switch", m->sw[s].address);
     return text;
@@ -156,7 +156,7 @@ const char *tly_cli_link_text(const struct tly_machine *m, const struct tly_insi
     if (l->kind >= TLY_LINK_CARD_UP && l->kind <= TLY_LINK_NET_IN)
         tly_cli_card_text(&m->card[l->a], name);
     if (l->kind == TLY_LINK_SWITCH_UP || l->kind == TLY_LINK_SWITCH_DOWN)
-        switch_text(m, l->a, name);
+        topo_text_switch_text(m, l->a, name);
     switch (l->kind) {
     case TLY_LINK_GPU_UP:
     case TLY_LINK_GPU_DOWN:
@@ -203,7 +203,7 @@ const char *tly_cli_move_text(const struct tly_machine *m, const struct tly_insi
     else
         snprintf(what, sizeof what, "%d", move->which);
     if (move->to >= 0)
-        switch_text(m, move->to, to);
+        topo_text_switch_text(m, move->to, to);
     else
         snprintf(to, sizeof to, "a port of its own at node %d", m->node[move->node].number);
     snprintf(text, TLY_CLI_WORDS, "%s %.90s at %.120s", move->card ? "card" : "GPU", what, to);
@@ -220,7 +220,7 @@ struct tree {
     bool wide; /* the terminal has the characters for it */
 };
 
-static int children(const struct tly_machine *m, int parent, int node)
+static int topo_text_children(const struct tly_machine *m, int parent, int node)
 {
     int n = 0;
     for (int i = 0; i < m->switches; i++)
@@ -232,50 +232,52 @@ static int children(const struct tly_machine *m, int parent, int node)
     return n;
 }
 
-static void print_gpu(const struct tly_gpu *g, int i)
+static void topo_text_print_gpu(const struct tly_gpu *g, int i)
 {
     char rate[32];
     if (g->slice >= 0)
         printf("GPU %d  slice %d\n", i, g->slice);
     else
-        printf("GPU %-2d %s  %s%s%s\n", i, g->address, gbits(g->link, rate), g->name[0] ? "  " : "", g->name);
+        printf("GPU %-2d %s  %s%s%s\n", i, g->address, topo_text_gbits(g->link, rate), g->name[0] ? "  " : "",
+               g->name);
 }
 
-static void print_card(const struct tly_card *c)
+static void topo_text_print_card(const struct tly_card *c)
 {
     char rate[32], link[32], name[TLY_CLI_WORDS];
     printf("card %s  %s  network %s, PCIe %s%s%s%s", tly_cli_card_text(c, name), c->address,
-           gbits(c->rate, rate), gbits(c->link, link), c->name[0] && c->rdma[0] ? ", RDMA " : "",
-           c->name[0] && c->rdma[0] ? c->rdma : "", c->idle ? ", not used" : "");
+           topo_text_gbits(c->rate, rate), topo_text_gbits(c->link, link),
+           c->name[0] && c->rdma[0] ? ", RDMA " : "", c->name[0] && c->rdma[0] ? c->rdma : "",
+           c->idle ? ", not used" : "");
     printf(c->ports > 1 ? ", %d ports\n" : "\n", c->ports);
 }
 
-static void print_below(const struct tree *t, int parent, int node, const char *before)
+static void topo_text_print_below(const struct tree *t, int parent, int node, const char *before)
 {
     const struct tly_machine *m = t->m;
-    int left = children(m, parent, node);
+    int left = topo_text_children(m, parent, node);
     char name[TLY_CLI_WORDS], rate[32], inner[TLY_CLI_WORDS];
     for (int i = 0; i < m->switches; i++)
         if (m->sw[i].parent == parent && m->sw[i].node == node) {
             left--;
-            printf("%s%s%s, %s to the CPU\n", before, lines[t->wide][left == 0], switch_text(m, i, name),
-                   gbits(m->sw[i].up, rate));
+            printf("%s%s%s, %s to the CPU\n", before, lines[t->wide][left == 0],
+                   topo_text_switch_text(m, i, name), topo_text_gbits(m->sw[i].up, rate));
             snprintf(inner, sizeof inner, "%.200s%s", before, lines[t->wide][2 + (left == 0)]);
-            print_below(t, i, node, inner);
+            topo_text_print_below(t, i, node, inner);
         }
     for (int i = 0; i < m->gpus; i++)
         if (m->gpu[i].parent == parent && m->gpu[i].node == node) {
             printf("%s%s", before, lines[t->wide][--left == 0]);
-            print_gpu(&m->gpu[i], i);
+            topo_text_print_gpu(&m->gpu[i], i);
         }
     for (int i = 0; i < m->cards; i++)
         if (m->card[i].parent == parent && m->card[i].node == node) {
             printf("%s%s", before, lines[t->wide][--left == 0]);
-            print_card(&m->card[i]);
+            topo_text_print_card(&m->card[i]);
         }
 }
 
-static void print_nvlinks(const struct tly_machine *m)
+static void topo_text_print_nvlinks(const struct tly_machine *m)
 {
     bool any = false, through = false;
     for (int a = 0; a < m->gpus; a++) {
@@ -314,21 +316,21 @@ static void print_nvlinks(const struct tly_machine *m)
 
 /* --- links -------------------------------------------------------------------------------------------------- */
 
-static bool alike(const struct tly_inside_link *a, const struct tly_inside_link *b)
+static bool topo_text_alike(const struct tly_inside_link *a, const struct tly_inside_link *b)
 {
     return a->kind == b->kind && fabs(a->bytes - b->bytes) <= 1e-6 * a->bytes &&
            fabs(a->seconds - b->seconds) <= 1e-6 * a->seconds;
 }
 
 /* Links of one kind that carry the same are one line: "PCIe from GPU 0 to 7". */
-static void name_alike(const struct tly_cli_topo *t, int from, char text[TLY_CLI_WORDS])
+static void topo_text_name_alike(const struct tly_cli_topo *t, int from, char text[TLY_CLI_WORDS])
 {
     const struct tly_inside_link *l = &t->plan.link[from];
     char list[TLY_CLI_WORDS];
     uint64_t same = 0;
     int n = 0;
     for (int i = from; i < t->plan.links; i++)
-        if (alike(l, &t->plan.link[i])) {
+        if (topo_text_alike(l, &t->plan.link[i])) {
             same |= 1ULL << (t->plan.link[i].a & 63);
             n++;
         }
@@ -350,26 +352,26 @@ static void name_alike(const struct tly_cli_topo *t, int from, char text[TLY_CLI
         tly_cli_link_text(&t->m, l, text);
 }
 
-static bool printed_before(const struct tly_cli_topo *t, int link)
+static bool topo_text_printed_before(const struct tly_cli_topo *t, int link)
 {
     enum tly_inside_kind kind = t->plan.link[link].kind;
     bool one_line = kind != TLY_LINK_BETWEEN && kind != TLY_LINK_MEMORY;
     for (int i = 0; i < link && one_line; i++)
-        if (alike(&t->plan.link[link], &t->plan.link[i]))
+        if (topo_text_alike(&t->plan.link[link], &t->plan.link[i]))
             return true;
     return false;
 }
 
-static void print_links(const struct tly_cli_topo *t, bool wide)
+static void topo_text_print_links(const struct tly_cli_topo *t, bool wide)
 {
     const struct tly_inside *p = &t->plan;
     char name[TLY_CLI_WORDS], bytes[32], busy[32];
     printf("\n%-44s %10s %11s\n", "what crosses each link", "bytes", "busy");
     for (int i = 0; i < p->links; i++) {
         const struct tly_inside_link *l = &p->link[i];
-        if (l->bytes <= 0 || printed_before(t, i))
+        if (l->bytes <= 0 || topo_text_printed_before(t, i))
             continue;
-        name_alike(t, i, name);
+        topo_text_name_alike(t, i, name);
         printf("%-44s %10s", name, tly_cli_bytes_text(l->bytes, bytes));
         if (l->rate.bytes <= 0) {
             printf(l->kind <= TLY_LINK_GPU_DOWN ? "\n" : "   rate not known\n");
@@ -382,7 +384,7 @@ static void print_links(const struct tly_cli_topo *t, bool wide)
     }
 }
 
-static void print_options(const struct tly_cli_topo *t)
+static void topo_text_print_options(const struct tly_cli_topo *t)
 {
     const struct tly_inside *p = &t->plan;
     char time[32], text[TLY_CLI_WORDS];
@@ -397,7 +399,7 @@ static void print_options(const struct tly_cli_topo *t)
     }
 }
 
-static void print_strategy(const struct tly_cli_topo *t, bool wide)
+static void topo_text_print_strategy(const struct tly_cli_topo *t, bool wide)
 {
     const struct tly_inside *p = &t->plan;
     char text[TLY_CLI_WORDS], bytes[32], time[32];
@@ -412,11 +414,11 @@ static void print_strategy(const struct tly_cli_topo *t, bool wide)
            "network\n",
            tly_cli_bytes_text((double)p->job.bytes, bytes), t->workers, t->servers,
            t->servers == 1 ? "" : "s", p->job.traffic);
-    print_links(t, wide);
+    topo_text_print_links(t, wide);
     if (p->bottleneck >= 0)
         printf("\npredicted: %s; bottleneck: %s\n", tly_cli_time_text(p->seconds, time),
                tly_cli_link_text(&t->m, &p->link[p->bottleneck], text));
-    print_options(t);
+    topo_text_print_options(t);
     for (int i = 0; i < t->betters; i++)
         printf("%sbetter placement: %s takes %s, %.0f%% less\n", i ? "" : "\n",
                tly_cli_move_text(&t->m, &t->better[i], text), tly_cli_time_text(t->better[i].seconds, time),
@@ -435,12 +437,12 @@ void tly_cli_topo_print(const struct tly_cli_topo *t)
         printf("\nnode %d: %d cores, %s", m->node[i].number, m->node[i].cores,
                tly_cli_bytes_text((double)m->node[i].memory, memory));
         if (m->node[i].bandwidth.bytes > 0)
-            printf(" at %s", gbits(m->node[i].bandwidth, rate));
+            printf(" at %s", topo_text_gbits(m->node[i].bandwidth, rate));
         putchar('\n');
-        print_below(&tree, -1, i, "");
+        topo_text_print_below(&tree, -1, i, "");
     }
-    print_nvlinks(m);
-    print_strategy(t, tree.wide);
+    topo_text_print_nvlinks(m);
+    topo_text_print_strategy(t, tree.wide);
     for (int i = 0; i < m->notes; i++)
         printf("%snote: %s\n", i ? "" : "\n", m->note[i]);
     if (m->gpus)

@@ -32,19 +32,19 @@ struct input {
     const char **file; /* owned: of each process */
 };
 
-static void finish(struct input *in)
+static void trace_finish(struct input *in)
 {
     tly_timeline_finish(&in->t);
     free(in->file);
 }
 
-static void say_left_out(const char *file, const char *why)
+static void trace_say_left_out(const char *file, const char *why)
 {
     tly_cli_say("trace", "%s is left out: it %s", file, why);
 }
 
 /* A file that is empty or cut off is left out: the others still tell what their processes did. */
-static int read_files(struct input *in, int count, char **names)
+static int trace_read_files(struct input *in, int count, char **names)
 {
     char why[256];
     for (int i = 0; i < count; i++) {
@@ -57,7 +57,7 @@ static int read_files(struct input *in, int count, char **names)
         if (err == -ENODATA) {
             while (in->t.count > before)
                 tly_timeline_leave_out(&in->t, in->t.count - 1);
-            say_left_out(names[i], why);
+            trace_say_left_out(names[i], why);
             continue;
         }
         if (err)
@@ -74,7 +74,7 @@ static int read_files(struct input *in, int count, char **names)
 
 /* --- merge --------------------------------------------------------------------------------------- */
 
-static void print_clocks(FILE *out, const struct tly_timeline *t, int64_t slack)
+static void trace_print_clocks(FILE *out, const struct tly_timeline *t, int64_t slack)
 {
     char title[128];
     fprintf(out, "%-40s %16s %14s %10s %8s\n", "", "clock ahead, us", "give or take", "slices", "lost");
@@ -90,7 +90,7 @@ static void print_clocks(FILE *out, const struct tly_timeline *t, int64_t slack)
 }
 
 /* Nothing tells how far the clock of who has exchanged nothing is off, and it matters to nobody. */
-static void leave_out_idle(struct input *in)
+static void trace_leave_out_idle(struct input *in)
 {
     struct tly_timeline *t = &in->t;
     size_t busy = 0;
@@ -101,18 +101,18 @@ static void leave_out_idle(struct input *in)
             i++;
             continue;
         }
-        say_left_out(in->file[i], "holds nothing that its process has exchanged");
+        trace_say_left_out(in->file[i], "holds nothing that its process has exchanged");
         tly_timeline_leave_out(t, i);
         memmove(&in->file[i], &in->file[i + 1], (t->count - i) * sizeof *in->file);
     }
 }
 
-static int merge(struct input *in, const char *to)
+static int trace_merge(struct input *in, const char *to)
 {
     char why[256];
     size_t which = 0;
     int64_t slack = 0;
-    leave_out_idle(in);
+    trace_leave_out_idle(in);
     if (tly_timeline_merge(&in->t, &slack, &which, why, sizeof why) != 0)
         return tly_cli_fail("trace", "%s %s", in->file[which], why);
     FILE *out = to ? fopen(to, "we") : stdout;
@@ -130,7 +130,7 @@ static int merge(struct input *in, const char *to)
             unlink(to);
         return tly_cli_fail("trace", "cannot write %s: %s", to, strerror(err));
     }
-    print_clocks(to ? stdout : stderr, &in->t, slack);
+    trace_print_clocks(to ? stdout : stderr, &in->t, slack);
     return 0; /* main() looks after standard output */
 }
 
@@ -140,17 +140,17 @@ struct range {
     int64_t from, to;
 };
 
-static int by_number(const void *x, const void *y)
+static int trace_by_number(const void *x, const void *y)
 {
     int64_t a = *(const int64_t *)x, b = *(const int64_t *)y;
     return (a > b) - (a < b);
 }
 
 /* Nanoseconds that at least one of the ranges covers.  Sorts them (by their beginnings). */
-static int64_t covered(struct range *r, size_t count)
+static int64_t trace_covered(struct range *r, size_t count)
 {
     int64_t sum = 0, end = INT64_MIN;
-    qsort(r, count, sizeof *r, by_number);
+    qsort(r, count, sizeof *r, trace_by_number);
     for (size_t i = 0; i < count; i++) {
         int64_t from = r[i].from > end ? r[i].from : end;
         if (r[i].to > from)
@@ -161,7 +161,7 @@ static int64_t covered(struct range *r, size_t count)
     return sum;
 }
 
-static int print_stages(struct tly_process *p)
+static int trace_print_stages(struct tly_process *p)
 {
     char title[128];
     int64_t *took = malloc((p->slice_count + 1) * sizeof *took);
@@ -178,7 +178,7 @@ static int print_stages(struct tly_process *p)
                 took[n++] = p->slices[i].to - p->slices[i].from;
         if (!n)
             continue;
-        qsort(took, n, sizeof *took, by_number);
+        qsort(took, n, sizeof *took, trace_by_number);
         int64_t median = took[n / 2], p99 = took[n - 1 - n / 100];
         printf("  %-10s %10zu %12.1f %12.1f\n", tly_rows[row].name, n, (double)median / 1e3,
                (double)p99 / 1e3);
@@ -187,30 +187,32 @@ static int print_stages(struct tly_process *p)
     return 0;
 }
 
-static bool is_neighbour(const struct tly_process *p, const struct tly_process *q)
+static bool trace_is_neighbour(const struct tly_process *p, const struct tly_process *q)
 {
     return strcmp(p->machine, q->machine) == 0;
 }
 
 /* Is the other end of the slice on the same machine?  There all have one clock, which tells services apart that have
  * had one place. */
-static bool stays_home(const struct tly_timeline *t, const struct tly_process *p, const struct tly_slice *s)
+static bool trace_stays_home(const struct tly_timeline *t, const struct tly_process *p,
+                             const struct tly_slice *s)
 {
     for (size_t i = 0; i < t->count; i++) {
         const struct tly_process *q = &t->processes[i];
-        if (q->service != p->service && q->index == s->peer && is_neighbour(p, q) && q->from <= s->from &&
-            s->from <= q->to)
+        if (q->service != p->service && q->index == s->peer && trace_is_neighbour(p, q) &&
+            q->from <= s->from && s->from <= q->to)
             return true;
     }
     return false;
 }
 
-static void machine_title(const struct tly_timeline *t, const struct tly_process *p, char *out, size_t len)
+static void trace_machine_title(const struct tly_timeline *t, const struct tly_process *p, char *out,
+                                size_t len)
 {
     char first[128], more[32] = "";
     int others = -1;
     for (size_t i = 0; i < t->count; i++)
-        others += is_neighbour(p, &t->processes[i]);
+        others += trace_is_neighbour(p, &t->processes[i]);
     if (others)
         snprintf(more, sizeof more, " and %d more", others);
     tly_process_title(p, first, sizeof first);
@@ -218,7 +220,7 @@ static void machine_title(const struct tly_timeline *t, const struct tly_process
 }
 
 /* Ranks, services and tallyd of one machine share a network card. */
-static int print_idle(const struct tly_timeline *t, size_t first)
+static int trace_print_idle(const struct tly_timeline *t, size_t first)
 {
     const struct tly_process *p = &t->processes[first];
     size_t most = 0, count[2] = {0};
@@ -229,7 +231,7 @@ static int print_idle(const struct tly_timeline *t, size_t first)
                               malloc((most + 1) * sizeof(struct range))};
     for (size_t i = first; i < t->count && range[0] && range[1]; i++) {
         const struct tly_process *q = &t->processes[i];
-        if (!is_neighbour(p, q))
+        if (!trace_is_neighbour(p, q))
             continue;
         for (size_t n = 0; n < q->slice_count; n++) {
             const struct tly_slice *s = &q->slices[n];
@@ -237,17 +239,17 @@ static int print_idle(const struct tly_timeline *t, size_t first)
             to = s->to > to ? s->to : to;
             bool out = s->row == TLY_ROW_SEND || s->row == TLY_ROW_ANSWER;
             bool in = s->row == TLY_ROW_RESULT || s->row == TLY_ROW_PUSH;
-            if ((out || in) && !stays_home(t, q, s))
+            if ((out || in) && !trace_stays_home(t, q, s))
                 range[in][count[in]++] = (struct range){s->from, s->to};
         }
     }
     if (to > from && range[0] && range[1]) {
         char title[160];
         double wall = (double)(to - from);
-        machine_title(t, p, title, sizeof title);
+        trace_machine_title(t, p, title, sizeof title);
         printf("%-40s %9.1f%% %9.1f%% %12.6f\n", title,
-               100 * (1 - (double)covered(range[0], count[0]) / wall),
-               100 * (1 - (double)covered(range[1], count[1]) / wall), wall / 1e9);
+               100 * (1 - (double)trace_covered(range[0], count[0]) / wall),
+               100 * (1 - (double)trace_covered(range[1], count[1]) / wall), wall / 1e9);
     }
     bool failed = !range[0] || !range[1];
     free(range[0]);
@@ -255,7 +257,7 @@ static int print_idle(const struct tly_timeline *t, size_t first)
     return failed ? tly_cli_fail("trace", "out of memory") : 0;
 }
 
-static int summary(struct input *in)
+static int trace_summary(struct input *in)
 {
     struct tly_timeline *t = &in->t;
     int status = 0;
@@ -264,15 +266,15 @@ static int summary(struct input *in)
     if (tly_timeline_check(t, &which, why, sizeof why) != 0)
         return tly_cli_fail("trace", "%s %s", in->file[which], why);
     for (size_t i = 0; i < t->count && !status; i++)
-        status = print_stages(&t->processes[i]);
+        status = trace_print_stages(&t->processes[i]);
     if (!status)
         printf("\n%-40s %10s %10s %12s\n", "machine", "sends not", "receives not", "of seconds");
     for (size_t i = 0; i < t->count && !status; i++) {
         bool seen = false;
         for (size_t j = 0; j < i; j++)
-            seen |= is_neighbour(&t->processes[i], &t->processes[j]);
+            seen |= trace_is_neighbour(&t->processes[i], &t->processes[j]);
         if (!seen)
-            status = print_idle(t, i);
+            status = trace_print_idle(t, i);
     }
     return status;
 }
@@ -304,9 +306,9 @@ int tly_cli_trace(int argc, char **argv)
     if (optind + 1 == argc)
         return tly_cli_misuse("trace", "%s needs files", what);
     struct input in = {0};
-    int status = read_files(&in, argc - optind - 1, argv + optind + 1);
+    int status = trace_read_files(&in, argc - optind - 1, argv + optind + 1);
     if (!status)
-        status = merges ? merge(&in, to) : summary(&in);
-    finish(&in);
+        status = merges ? trace_merge(&in, to) : trace_summary(&in);
+    trace_finish(&in);
     return status;
 }
