@@ -24,7 +24,7 @@
 /* The sender of a message of up to TLY_KEPT_BYTES does not wait, as long as all such copies are no more than this. */
 enum { COPIED_BYTES = 16 << 20 };
 
-static int no_reduction(enum tally_reduction reduction)
+static int calls_no_reduction(enum tally_reduction reduction)
 {
     return tly_fail(EINVAL, "%d is no reduction: pass TALLY_SUM or another of enum tally_reduction",
                     (int)reduction);
@@ -42,7 +42,7 @@ int tally_push_pull(tally_comm *comm, const char *name, const void *input, void 
                             .output = output,
                             .count = count};
     if ((unsigned)reduction > TALLY_BXOR)
-        return no_reduction(reduction);
+        return calls_no_reduction(reduction);
     return tly_submit(comm, &r, options, op);
 }
 
@@ -59,12 +59,12 @@ int tally_reduce(tally_comm *comm, const char *name, const void *input, void *ou
                             .output = output,
                             .count = count};
     if ((unsigned)reduction > TALLY_BXOR)
-        return no_reduction(reduction);
+        return calls_no_reduction(reduction);
     return tly_submit(comm, &r, options, op);
 }
 
 /* Sum of a group's counts, which are checked; -EINVAL. */
-static int add_up(const size_t counts[], int n, uint64_t *sum)
+static int calls_add_up(const size_t counts[], int n, uint64_t *sum)
 {
     uint64_t s = 0;
     for (int i = 0; counts && i < n; i++)
@@ -88,7 +88,7 @@ int tally_reduce_scatter(tally_comm *comm, const char *name, const void *input, 
                             .give = counts};
     struct tally_options own;
     if ((unsigned)reduction > TALLY_BXOR)
-        return no_reduction(reduction);
+        return calls_no_reduction(reduction);
     if (!counts)
         return tly_fail(EINVAL, "counts is NULL: pass a count for each rank that takes part");
     int err = tly_comm_check(comm);
@@ -97,7 +97,7 @@ int tally_reduce_scatter(tally_comm *comm, const char *name, const void *input, 
     if (err)
         return err;
     const struct tally_group *g = tly_submit_group(comm, options);
-    err = add_up(counts, g->size, &r.count);
+    err = calls_add_up(counts, g->size, &r.count);
     if (err)
         return err;
     if (!output && counts[g->rank] == 0)
@@ -106,7 +106,7 @@ int tally_reduce_scatter(tally_comm *comm, const char *name, const void *input, 
 }
 
 /* An operation of pieces between two ranks. */
-static int exchange(tally_comm *c, struct tly_request *r, const struct tally_options *o, tally_op **op)
+static int calls_exchange(tally_comm *c, struct tly_request *r, const struct tally_options *o, tally_op **op)
 {
     struct tally_options own;
     uint64_t given = 0, taken = 0;
@@ -116,9 +116,9 @@ static int exchange(tally_comm *c, struct tly_request *r, const struct tally_opt
     if (err)
         return err;
     const struct tally_group *g = tly_submit_group(c, o);
-    err = add_up(r->give, g->size, &given);
+    err = calls_add_up(r->give, g->size, &given);
     if (!err)
-        err = add_up(r->take, g->size, &taken);
+        err = calls_add_up(r->take, g->size, &taken);
     if (err)
         return err;
     if ((given && !r->input) || (taken && !r->output))
@@ -142,12 +142,12 @@ int tally_alltoall(tally_comm *comm, const char *name, const void *input, const 
     if (!give || !take)
         return tly_fail(EINVAL, "%s is NULL: pass a count for each rank that takes part",
                         give ? "take" : "give");
-    return exchange(comm, &r, options, op);
+    return calls_exchange(comm, &r, options, op);
 }
 
 /* Between the root, which has counts for all, and each of the others, which has one for the root. */
-static int exchange_with_root(tally_comm *c, struct tly_request *r, const size_t counts[], size_t count,
-                              const struct tally_options *o, tally_op **op)
+static int calls_exchange_with_root(tally_comm *c, struct tly_request *r, const size_t counts[], size_t count,
+                                    const struct tally_options *o, tally_op **op)
 {
     struct tally_options own;
     int err = tly_comm_check(c);
@@ -168,7 +168,7 @@ static int exchange_with_root(tally_comm *c, struct tly_request *r, const size_t
     bool gather = r->kind == TALLY_GATHER;
     r->give = gather ? one : root ? counts : NULL;
     r->take = gather ? root ? counts : NULL : one;
-    err = exchange(c, r, o, op);
+    err = calls_exchange(c, r, o, op);
     free(one);
     return err;
 }
@@ -183,7 +183,7 @@ int tally_gather(tally_comm *comm, const char *name, const void *input, size_t c
                             .root = (uint32_t)root,
                             .input = input,
                             .output = output};
-    return exchange_with_root(comm, &r, counts, count, options, op);
+    return calls_exchange_with_root(comm, &r, counts, count, options, op);
 }
 
 int tally_scatter(tally_comm *comm, const char *name, const void *input, const size_t counts[], void *output,
@@ -196,7 +196,7 @@ int tally_scatter(tally_comm *comm, const char *name, const void *input, const s
                             .root = (uint32_t)root,
                             .input = input,
                             .output = output};
-    return exchange_with_root(comm, &r, counts, count, options, op);
+    return calls_exchange_with_root(comm, &r, counts, count, options, op);
 }
 
 int tally_broadcast(tally_comm *comm, const char *name, void *buffer, size_t count, enum tally_dtype dtype,
@@ -250,7 +250,7 @@ int tly_op_submit_barrier(tally_comm *c, const char *name, uint64_t digest, tall
 }
 
 /* A handle of something that has ended. */
-static int hand_out_ended(tally_comm *c, uint8_t kind, const struct tally_options *o, tally_op **out)
+static int calls_hand_out_ended(tally_comm *c, uint8_t kind, const struct tally_options *o, tally_op **out)
 {
     struct tally_op *op = tly_op_make(c, kind, o);
     if (!op)
@@ -261,8 +261,8 @@ static int hand_out_ended(tally_comm *c, uint8_t kind, const struct tally_option
 }
 
 /* Take the options of a message, and the rank that the caller means by a place in their group. */
-static int other_rank(tally_comm *c, const struct tally_options **options, struct tally_options *own,
-                      int place, uint32_t *rank)
+static int calls_other_rank(tally_comm *c, const struct tally_options **options, struct tally_options *own,
+                            int place, uint32_t *rank)
 {
     int err = tly_comm_check(c);
     if (!err)
@@ -284,7 +284,7 @@ int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dty
     struct tly_request r = {
         .kind = TALLY_MESSAGE, .dtype = (unsigned)dtype, .input = input, .count = count, .tag = tag};
     struct tally_options own;
-    int err = other_rank(comm, &options, &own, to, &r.to);
+    int err = calls_other_rank(comm, &options, &own, to, &r.to);
     if (err)
         return err;
     r.from = (uint32_t)comm->rank;
@@ -298,7 +298,7 @@ int tally_send(tally_comm *comm, const void *input, size_t count, enum tally_dty
     quiet.queued = 0;
     r.copy = true;
     err = tly_submit(comm, &r, &quiet, NULL);
-    return err || !op ? err : hand_out_ended(comm, TALLY_MESSAGE, options, op);
+    return err || !op ? err : calls_hand_out_ended(comm, TALLY_MESSAGE, options, op);
 }
 
 int tally_recv(tally_comm *comm, void *output, size_t count, enum tally_dtype dtype, int from, uint32_t tag,
@@ -307,7 +307,7 @@ int tally_recv(tally_comm *comm, void *output, size_t count, enum tally_dtype dt
     struct tly_request r = {
         .kind = TALLY_MESSAGE, .dtype = (unsigned)dtype, .output = output, .count = count, .tag = tag};
     struct tally_options own;
-    int err = other_rank(comm, &options, &own, from, &r.from);
+    int err = calls_other_rank(comm, &options, &own, from, &r.from);
     if (err)
         return err;
     r.to = (uint32_t)comm->rank;
@@ -347,7 +347,8 @@ int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, const struct
     return tly_submit(comm, &r, &o, NULL);
 }
 
-static uint64_t list_digest(uint32_t space, size_t count, const char *const names[], const uint64_t bytes[])
+static uint64_t calls_list_digest(uint32_t space, size_t count, const char *const names[],
+                                  const uint64_t bytes[])
 {
     crypto_generichash_state s;
     uint64_t digest;
@@ -384,7 +385,7 @@ int tally_plan(tally_comm *c, uint32_t space, size_t count, const char *const na
         return tly_fail(EBUSY, "cannot plan: %s", busy);
     }
     tally_op *op;
-    err = tly_op_submit_barrier(c, name, list_digest(space, count, names, bytes), &op);
+    err = tly_op_submit_barrier(c, name, calls_list_digest(space, count, names, bytes), &op);
     if (err)
         return err;
     err = tally_op_wait(op, -1);

@@ -56,7 +56,7 @@ enum { CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
 
 /* --- timeline ------------------------------------------------------------------------------------ */
 
-static void start_trace(tally_comm *c)
+static void comm_start_trace(tally_comm *c)
 {
     if (!c->params.trace)
         return;
@@ -69,7 +69,7 @@ static void start_trace(tally_comm *c)
     c->trace = tly_trace_create(c->params.trace, c->params.trace_bytes, &who);
 }
 
-static void name_tensor(void *user, uint64_t key, char *out, size_t len)
+static void comm_name_tensor(void *user, uint64_t key, char *out, size_t len)
 {
     tally_comm *c = user;
     tly_names_text(&c->names, key, out, len);
@@ -78,7 +78,7 @@ static void name_tensor(void *user, uint64_t key, char *out, size_t len)
 /* --- failure ------------------------------------------------------------------------------------- */
 
 /* The communicator fails (state.c).  Connections end first, so that nothing touches a buffer once its operation has ended. */
-static void fail(tally_comm *c, int err)
+static void comm_fail(tally_comm *c, int err)
 {
     if (c->member.state != TLY_MEMBER_OVER) /* else the coordinator has said it to all */
         tly_member_complain(&c->member, err, tly_comm_sentence(c));
@@ -89,7 +89,7 @@ static void fail(tally_comm *c, int err)
     }
     /* Before anybody learns of it: the application may end the process then. */
     tly_service_write_trace(c->service);
-    tly_trace_write(c->trace, name_tensor, c);
+    tly_trace_write(c->trace, comm_name_tensor, c);
     if (c->local)
         tly_local_fail(c->local, err, tly_comm_sentence(c));
     tly_op_end_all(c, err, tly_comm_sentence(c));
@@ -97,21 +97,21 @@ static void fail(tally_comm *c, int err)
     tly_report_give_up(&c->reports);
 }
 
-static void on_over(void *user, int err, const char *sentence)
+static void comm_on_over(void *user, int err, const char *sentence)
 {
     tally_comm *c = user;
     if (!tly_comm_leaves(c) || !tly_comm_have_all_left(c))
         tly_comm_fail(c, err, sentence);
 }
 
-static void on_goodbye(void *user)
+static void comm_on_goodbye(void *user)
 {
     tly_comm_all_left(user);
 }
 
 /* --- the thread ---------------------------------------------------------------------------------- */
 
-static int64_t prepare(struct tly_hook *h)
+static int64_t comm_prepare(struct tly_hook *h)
 {
     tally_comm *c = tly_list_entry(h, tally_comm, running.hook);
     tly_op_drain(c);
@@ -120,7 +120,7 @@ static int64_t prepare(struct tly_hook *h)
     return tly_joining_look(c);
 }
 
-static void tick(struct tly_hook *h)
+static void comm_tick(struct tly_hook *h)
 {
     tally_comm *c = tly_list_entry(h, tally_comm, running.hook);
     tly_comm_tick(c);
@@ -134,7 +134,7 @@ static void tick(struct tly_hook *h)
     tly_op_time_out(c);
 }
 
-static void *run(void *arg)
+static void *comm_run(void *arg)
 {
     tally_comm *c = arg;
     tly_topo_place(c->running.home, 0);
@@ -145,7 +145,7 @@ static void *run(void *arg)
 /* --- open ---------------------------------------------------------------------------------------- */
 
 /* Rank 0 coordinates, unless somebody does already.  *own: its own address, if one of `to` is that. */
-static int coordinate(tally_comm *c, struct tly_addresses *to, bool *own)
+static int comm_coordinate(tally_comm *c, struct tly_addresses *to, bool *own)
 {
     struct sockaddr_storage address;
     *own = false;
@@ -165,7 +165,7 @@ static int coordinate(tally_comm *c, struct tly_addresses *to, bool *own)
     return err;
 }
 
-static int start_service(tally_comm *c, struct tly_endpoints *endpoints)
+static int comm_start_service(tally_comm *c, struct tly_endpoints *endpoints)
 {
     struct sockaddr_storage at;
     int err = tly_member_service_address(&c->member, &at);
@@ -178,7 +178,7 @@ static int start_service(tally_comm *c, struct tly_endpoints *endpoints)
     return err;
 }
 
-static int take_roster(tally_comm *c)
+static int comm_take_roster(tally_comm *c)
 {
     const struct tly_roster *r = &c->member.roster;
     if (c->running.place.rank >= r->rank_count)
@@ -209,7 +209,7 @@ static int take_roster(tally_comm *c)
     return err ? err : tly_pace_init(c);
 }
 
-static int connect_peers(tally_comm *c)
+static int comm_connect_peers(tally_comm *c)
 {
     int err = 0, met = 0;
     tly_loop_lock(&c->loop);
@@ -235,7 +235,7 @@ static int connect_peers(tally_comm *c)
 }
 
 /* "memory to 1 service, tcp to 3" */
-static void list_media(const tally_comm *c, char *out, size_t len)
+static void comm_list_media(const tally_comm *c, char *out, size_t len)
 {
     size_t at = 0;
     const char *name;
@@ -252,7 +252,7 @@ static void list_media(const tally_comm *c, char *out, size_t len)
 }
 
 /* Tallyd that may have a share. */
-static int count_tallyd(const struct tly_roster *r)
+static int comm_count_tallyd(const struct tly_roster *r)
 {
     int count = 0;
     for (uint32_t i = r->machine_count; i < r->service_count; i++)
@@ -262,10 +262,10 @@ static int count_tallyd(const struct tly_roster *r)
 
 /* "; 2 of 5 tallyd bring nothing: 3 machines are as fast with 3"; "" if each brings something.  If a card may carry more
  * than the plan goes by, that is said instead. */
-static void tell_spare(const tally_comm *c, char *out, size_t len)
+static void comm_tell_spare(const tally_comm *c, char *out, size_t len)
 {
     const struct tly_roster *r = &c->member.roster;
-    int all = count_tallyd(r), spare = (int)tly_roster_spare(r, tly_roster_split_named(c->params.split));
+    int all = comm_count_tallyd(r), spare = (int)tly_roster_spare(r, tly_roster_split_named(c->params.split));
     char some[40] = "", with[40] = "alone";
     const char *host;
     uint32_t doubtful = tly_roster_doubtful(r, &host);
@@ -284,7 +284,7 @@ static void tell_spare(const tally_comm *c, char *out, size_t len)
              spare == 1 ? "s" : "", c->machines, c->machines == 1 ? " is" : "s are", with);
 }
 
-static void greet(tally_comm *c)
+static void comm_greet(tally_comm *c)
 {
     char text[TLY_SENTENCE], best[80], spare[160], media[80] = "", here[TLY_HOST_TEXT];
     struct tly_roster *r = &c->member.roster;
@@ -294,16 +294,16 @@ static void greet(tally_comm *c)
     tly_endpoints_host(&r->services[c->machine].at, here);
     bool flat = sizes && order && tly_roster_tree(r, false, &groups, sizes, order);
     tly_pace_foretell(c, best, sizeof best);
-    tell_spare(c, spare, sizeof spare);
+    comm_tell_spare(c, spare, sizeof spare);
     if (c->local && c->machines == 1)
         snprintf(media, sizeof media, "%s",
                  tly_local_direct(c->local) ? "shared memory" : "shared memory, through copies");
     else
-        list_media(c, media, sizeof media);
+        comm_list_media(c, media, sizeof media);
     snprintf(text, sizeof text,
              "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s; "
              "parts of %u KB, %ssums along the tree over %s%s%s",
-             TALLY_VERSION, c->rank, c->size, here, c->machine, c->machines, count_tallyd(r),
+             TALLY_VERSION, c->rank, c->size, here, c->machine, c->machines, comm_count_tallyd(r),
              c->member.coordinator, media, c->epoch->part_bytes >> 10,
              tly_teams_are_on(&c->teams) ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best,
              spare);
@@ -314,7 +314,7 @@ static void greet(tally_comm *c)
 }
 
 /* Free all of a communicator, whatever of it there is. */
-static void destroy(tally_comm *c, int64_t deadline)
+static void comm_destroy(tally_comm *c, int64_t deadline)
 {
     if (c->running.started) {
         tly_loop_stop(&c->loop);
@@ -333,7 +333,7 @@ static void destroy(tally_comm *c, int64_t deadline)
     tly_coordinator_destroy(c->coordinator, deadline);
     tly_loop_finish(&c->loop);
     tly_events_finish(c);
-    tly_trace_write(c->trace, name_tensor, c);
+    tly_trace_write(c->trace, comm_name_tensor, c);
     tly_trace_destroy(c->trace);
     tly_joining_finish(c);
     tly_group_finish(c);
@@ -353,7 +353,7 @@ static void destroy(tally_comm *c, int64_t deadline)
 }
 
 /* Leave what an attempt has made, before the next one. */
-static void step_back(tally_comm *c)
+static void comm_step_back(tally_comm *c)
 {
     tly_service_destroy(c->service, 0);
     c->service = NULL;
@@ -365,7 +365,7 @@ static void step_back(tally_comm *c)
 }
 
 /* Never below 0, which would be no deadline. */
-static double seconds_until(int64_t deadline)
+static double comm_seconds_until(int64_t deadline)
 {
     int64_t left = deadline - tly_now();
     return left > 0 ? (double)left / TLY_SEC : 0;
@@ -373,7 +373,7 @@ static double seconds_until(int64_t deadline)
 
 /* Become known to the coordinator and learn the roster.  An earlier start that is about to end is waited for:
  * its coordinator holds the address, or says that it is not done yet (-EAGAIN). */
-static int enter(tally_comm *c)
+static int comm_meet_coordinator(tally_comm *c)
 {
     struct tly_endpoints service;
     int64_t start = tly_now(), patience = start + HOLDER_S * TLY_SEC;
@@ -381,9 +381,9 @@ static int enter(tally_comm *c)
     for (bool told = false;;) {
         bool own;
         tly_member_init(&c->member, &c->loop, &c->running.place, &c->params, true);
-        int err = tly_member_find(&c->member, seconds_until(deadline));
+        int err = tly_member_find(&c->member, comm_seconds_until(deadline));
         if (!err)
-            err = coordinate(c, &c->member.to, &own);
+            err = comm_coordinate(c, &c->member.to, &own);
         if (err)
             return err;
         bool held = own && !c->coordinator;
@@ -392,7 +392,7 @@ static int enter(tally_comm *c)
             tly_warn("join",
                      "%s (%s) is no address of rank 0's machine: looking for a coordinator of its own there",
                      c->running.place.coord_host, c->running.place.coord_from);
-        err = tly_member_connect(&c->member, held ? TLY_HELD_S : seconds_until(deadline));
+        err = tly_member_connect(&c->member, held ? TLY_HELD_S : comm_seconds_until(deadline));
         if (err && held) {
             tly_address_text(&c->member.to.at[0], at, sizeof at);
             if (!tly_address_holder(&c->member.to.at[0], holder) && err == -ETIMEDOUT)
@@ -416,7 +416,7 @@ static int enter(tally_comm *c)
         if (err && !held)
             return err;
         if (!err)
-            err = start_service(c, &service);
+            err = comm_start_service(c, &service);
         if (!err)
             err = tly_member_announce(&c->member, &service, tly_service_incarnation(c->service),
                                       tly_service_memory(c->service));
@@ -428,18 +428,18 @@ static int enter(tally_comm *c)
             return err;
         if (tly_now() > deadline)
             return err;
-        step_back(c);
+        comm_step_back(c);
     }
 }
 
-static int join(tally_comm *c)
+static int comm_enter_job(tally_comm *c)
 {
-    int err = enter(c);
+    int err = comm_meet_coordinator(c);
     if (!err)
-        err = take_roster(c);
+        err = comm_take_roster(c);
     if (err)
         return err;
-    start_trace(c);
+    comm_start_trace(c);
     if (c->local_rank == 0) {
         err = tly_service_begin(c->service, &c->member.roster);
     } else {
@@ -448,8 +448,8 @@ static int join(tally_comm *c)
     }
     if (err)
         return err;
-    c->member.over = on_over;
-    c->member.goodbye = on_goodbye;
+    c->member.over = comm_on_over;
+    c->member.goodbye = comm_on_goodbye;
     c->member.placed = tly_joining_placed;
     c->member.joined = tly_joining_over;
     c->member.invited = tly_follow_invited;
@@ -457,7 +457,7 @@ static int join(tally_comm *c)
     c->member.promised = tly_follow_promised;
     c->member.changed = tly_follow_committed;
     c->member.user = c;
-    err = connect_peers(c);
+    err = comm_connect_peers(c);
     if (!err)
         err = tly_engine_open(c);
     return err ? err : tly_member_begin(&c->member);
@@ -472,7 +472,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     if (!c)
         return tly_fail(ENOMEM, "out of memory");
     c->loop.epoll_fd = -1;
-    tly_comm_begin(c, fail);
+    tly_comm_begin(c, comm_fail);
     tly_inbox_init(&c->inbox);
     tly_chain_init(tly_inbox_said(&c->inbox));
     tly_active_init(&c->active);
@@ -481,7 +481,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     tly_keep_init(c);
     tly_names_init(&c->names);
     tly_events_init(c);
-    c->running.hook = (struct tly_hook){.prepare = prepare, .tick = tick};
+    c->running.hook = (struct tly_hook){.prepare = comm_prepare, .tick = comm_tick};
     int err = tly_params_load(&c->params, settings, why, sizeof why);
     if (err)
         err = tly_fail(-err, "%s", why);
@@ -498,13 +498,13 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         tly_loop_hook(&c->loop,
                       &c->running.hook); /* before the links': what it admits, they send in the same turn */
         tly_loop_unlock(&c->loop);
-        err = join(c);
+        err = comm_enter_job(c);
     }
     if (!err) {
         tly_comm_opened(c);
         /* What it copies, in and out, are this process's tensors, which lie there where it is bound to a node. */
         c->running.home = tly_topo_node(-1, 0);
-        err = tly_thread_start(&c->running.thread, "tally-comm", run, c);
+        err = tly_thread_start(&c->running.thread, "tally-comm", comm_run, c);
     }
     if (!err) {
         c->running.started = true;
@@ -514,17 +514,17 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         char sentence[TLY_SENTENCE];
         snprintf(sentence, sizeof sentence, "%s", tly_error());
         /* Give the coordinator a moment to tell the others why. */
-        destroy(c, c->coordinator ? tly_now() + TLY_SEC : 0);
+        comm_destroy(c, c->coordinator ? tly_now() + TLY_SEC : 0);
         return tly_fail(-err, "%s", sentence);
     }
-    greet(c);
+    comm_greet(c);
     *comm = c;
     return 0;
 }
 
 /* --- close --------------------------------------------------------------------------------------- */
 
-static void say_goodbye(tally_comm *c)
+static void comm_say_goodbye(tally_comm *c)
 {
     struct tly_frame f = {.type = TLY_GOODBYE};
     tly_comm_leave(c);
@@ -564,7 +564,7 @@ int tally_comm_close(tally_comm *c)
     tly_joining_end(c, ESHUTDOWN, "the communicator was closed");
     bool failed = tly_comm_failed(c) != 0;
     if (!failed)
-        say_goodbye(c);
+        comm_say_goodbye(c);
     bool stays = c->service || c->coordinator || c->member.away;
     uint64_t ops, bytes;
     tly_comm_count(c, &ops, &bytes);
@@ -581,7 +581,7 @@ int tally_comm_close(tally_comm *c)
             failed ? "has failed" : "is done", tly_comm_age(c), c->size, c->size == 1 ? "" : "s", ops,
             ops == 1 ? "" : "s", tly_bytes_text(bytes, moved), pace);
     tly_events_close(c);
-    destroy(c, tly_now() + TLY_SEC);
+    comm_destroy(c, tly_now() + TLY_SEC);
     return 0;
 }
 

@@ -26,42 +26,42 @@
 
 enum { MEET_MS = 20000 };
 
-static struct tally_op *op_of(struct tly_local_op *local)
+static struct tally_op *engine_op_of(struct tly_local_op *local)
 {
     return tly_list_entry(local, struct tally_op, shared.op);
 }
 
 /* --- called by the engine, under its lock -------------------------------------------------------- */
 
-static void ended(void *user, struct tly_local_op *local, int err, const char *sentence)
+static void engine_ended(void *user, struct tly_local_op *local, int err, const char *sentence)
 {
-    struct tally_op *op = op_of(local);
+    struct tally_op *op = engine_op_of(local);
     op->shared.user->ended(op, err, sentence);
 }
 
-static void divert(void *user, struct tly_local_op *local)
+static void engine_divert(void *user, struct tly_local_op *local)
 {
-    struct tally_op *op = op_of(local);
+    struct tally_op *op = engine_op_of(local);
     op->shared.user->diverted(op);
 }
 
-static void *gather(void *user, struct tly_local_op *local, const int64_t first_dims[],
-                    const uint64_t bytes[])
+static void *engine_gather(void *user, struct tly_local_op *local, const int64_t first_dims[],
+                           const uint64_t bytes[])
 {
-    struct tally_op *op = op_of(local);
+    struct tally_op *op = engine_op_of(local);
     void *to = local->call->gathered(op, first_dims, bytes);
     return to && op->shared.result ? op->shared.result : to;
 }
 
 /* The loop fails us: the engine's lock is held here, and it would be taken again. */
-static void broken(void *user, int err, const char *sentence)
+static void engine_broken(void *user, int err, const char *sentence)
 {
     tally_comm *c = user;
     tly_inbox_break(&c->inbox, err, sentence);
     tly_loop_wake(&c->loop);
 }
 
-static int turn(void *user, int ms)
+static int engine_turn(void *user, int ms)
 {
     tally_comm *c = user;
     tly_loop_turn(&c->loop, ms);
@@ -70,13 +70,13 @@ static int turn(void *user, int ms)
 }
 
 static const struct tly_local_user calls = {
-    .ended = ended,
-    .divert = divert,
+    .ended = engine_ended,
+    .divert = engine_divert,
     .stand_in = tly_joining_stand_in,
     .summed = tly_team_summed,
-    .gather = gather,
-    .broken = broken,
-    .turn = turn};
+    .gather = engine_gather,
+    .broken = engine_broken,
+    .turn = engine_turn};
 
 /* --- opened, and watched ------------------------------------------------------------------------- */
 
@@ -112,7 +112,7 @@ int tly_engine_open(tally_comm *c)
 }
 
 /* For whom the oldest operation waits.  The lowest rank that waits says it aloud. */
-static void watch_oldest(tally_comm *c)
+static void engine_watch_oldest(tally_comm *c)
 {
     struct tly_local_late l;
     struct tly_watched *w = &c->watched;
@@ -156,7 +156,7 @@ static void watch_oldest(tally_comm *c)
 
 /* A rank of this machine that has died while an operation waits: its sockets tell of it only once it has given its memory
  * back, seconds later if that is much, and to a coordinator that is away they do not. */
-static void look_for_dead(tally_comm *c)
+static void engine_look_for_dead(tally_comm *c)
 {
     struct tly_local_late oldest = {0};
     struct tly_watched *w = &c->watched;
@@ -189,7 +189,7 @@ void tly_engine_tick(tally_comm *c)
         tly_comm_fail(c, err, reason);
         return;
     }
-    look_for_dead(c);
+    engine_look_for_dead(c);
     if (c->machines == 1 && !tly_comm_is_doomed(c))
-        watch_oldest(c); /* else the home of each does */
+        engine_watch_oldest(c); /* else the home of each does */
 }

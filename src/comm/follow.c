@@ -32,7 +32,7 @@
 #include "wire/frame.h"
 
 /* Nothing stays of who had this place: it is another's now, or nobody's. */
-static void vacate(tally_comm *c, uint32_t place)
+static void follow_vacate(tally_comm *c, uint32_t place)
 {
     struct peer *p = &c->peers[place];
     tly_peer_drop(p);
@@ -43,14 +43,14 @@ static void vacate(tally_comm *c, uint32_t place)
 }
 
 /* A new coordinator may never have heard of those whom the last one invited. */
-static void vacate_uninvited(tally_comm *c)
+static void follow_vacate_uninvited(tally_comm *c)
 {
     while ((uint32_t)c->services > c->member.roster.service_count)
-        vacate(c, (uint32_t)--c->services);
+        follow_vacate(c, (uint32_t)--c->services);
 }
 
 /* Connect to who is new. */
-static void meet(tally_comm *c)
+static void follow_meet(tally_comm *c)
 {
     const struct tly_roster *r = &c->member.roster;
     for (uint32_t i = 0; i < r->service_count && !tly_comm_failed(c); i++) {
@@ -58,7 +58,7 @@ static void meet(tally_comm *c)
         struct peer *p = &c->peers[i];
         if (s->state == TLY_SERVICE_GONE || p->incarnation == s->incarnation)
             continue;
-        vacate(c, i);
+        follow_vacate(c, i);
         if (tly_peer_connect(p) != 0)
             tly_peer_give_up(p, tly_error());
     }
@@ -67,18 +67,18 @@ static void meet(tally_comm *c)
 void tly_follow_invited(void *comm)
 {
     tally_comm *c = comm;
-    vacate_uninvited(c);
+    follow_vacate_uninvited(c);
     for (uint32_t i = (uint32_t)c->services; i < c->member.roster.service_count; i++) {
         if (!c->peers[i].comm)
             tly_peer_init(&c->peers[i], c, i);
         c->services = (int)i + 1;
     }
     c->epochs.meeting = c->member.roster.epoch;
-    meet(c);
+    follow_meet(c);
     tly_epoch_met(c);
 }
 
-static void put_out(struct peer *p)
+static void follow_put_out(struct peer *p)
 {
     if (p->gone)
         return;
@@ -103,7 +103,7 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
     /* First nothing more may land from who is gone. */
     for (uint32_t i = 0; i < next->service_count && i < (uint32_t)c->services; i++)
         if (next->services[i].state == TLY_SERVICE_GONE)
-            put_out(&c->peers[i]);
+            follow_put_out(&c->peers[i]);
     for (const struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         count++;
     struct tly_begun *begun = malloc((count + 1) * sizeof *begun);
@@ -120,7 +120,7 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
     tly_epoch_met(c);
 }
 
-static void drop_promises(struct tly_map *m)
+static void follow_drop_promises(struct tly_map *m)
 {
     struct epoch *e;
     tly_map_each(m, e) tly_epoch_unref(e);
@@ -130,7 +130,7 @@ static void drop_promises(struct tly_map *m)
 
 /* Has this rank begun the round?  A name that it does not know may be that of one that it has ended and forgotten: a
  * promise too many is dropped at the next change. */
-static bool has_begun(tally_comm *c, const struct tly_begun *b)
+static bool follow_has_begun(tally_comm *c, const struct tly_begun *b)
 {
     struct tly_frame f = {.key = b->key, .round = b->round};
     if (tly_op_find(c, &f))
@@ -147,7 +147,7 @@ static bool has_begun(tally_comm *c, const struct tly_begun *b)
 void tly_follow_promised(void *comm, const struct tly_begun *b)
 {
     tally_comm *c = comm;
-    if (has_begun(c, b) || tly_map_get(&c->epochs.promising, tly_epoch_round(b->key, b->round)))
+    if (follow_has_begun(c, b) || tly_map_get(&c->epochs.promising, tly_epoch_round(b->key, b->round)))
         return;
     for (struct tly_list *n = c->epochs.all.next; n != &c->epochs.all; n = n->next) {
         struct epoch *e = tly_list_entry(n, struct epoch, node);
@@ -173,8 +173,8 @@ void tly_follow_committed(void *comm, const struct tly_roster *roster)
     struct tly_map promised = c->epochs.promised;
     c->epochs.promised = c->epochs.promising;
     c->epochs.promising = (struct tly_map){0};
-    drop_promises(&promised);
-    vacate_uninvited(c);
+    follow_drop_promises(&promised);
+    follow_vacate_uninvited(c);
     if (tly_epoch_adopt(c) != 0 || tly_pace_init(c) != 0) {
         tly_comm_fail(c, ENOMEM, "out of memory");
         return;
@@ -189,7 +189,7 @@ void tly_follow_committed(void *comm, const struct tly_roster *roster)
         if (roster->services[i].state != TLY_SERVICE_GONE) {
             p->gone = false;
         } else if (p->incarnation) {
-            put_out(p);
+            follow_put_out(p);
             p->incarnation = 0;
             tly_doubt_hand_on(c, p);
         }
@@ -222,8 +222,8 @@ void tly_follow_tick(tally_comm *c)
 
 void tly_follow_finish(tally_comm *c)
 {
-    drop_promises(&c->epochs.promised);
-    drop_promises(&c->epochs.promising);
+    follow_drop_promises(&c->epochs.promised);
+    follow_drop_promises(&c->epochs.promising);
     tly_epoch_unref(c->epoch);
     c->epoch = NULL;
 }

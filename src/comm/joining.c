@@ -33,7 +33,7 @@
 
 enum { LOOK_MS = 1 }; /* while operations in shared memory are still to end: none of them wakes the loop */
 
-static void tell_all(tally_comm *c)
+static void joining_tell_all(tally_comm *c)
 {
     for (int i = 0; i < c->services && !tly_comm_failed(c); i++)
         tly_rounds_tell(&c->peers[i]);
@@ -63,7 +63,7 @@ void tly_joining_stand_in(void *comm, const struct tly_local_op *like)
 
 /* The tensor of a stand-in, which is free; names.lock held.  NULL: *err is 0, and this rank has submitted that itself, or
  * -EBUSY: it still does the round before; or -ENOMEM. */
-static struct tensor *take_tensor(tally_comm *c, const struct tly_local_op *like, int *err)
+static struct tensor *joining_take_tensor(tally_comm *c, const struct tly_local_op *like, int *err)
 {
     struct tensor *t = tly_names_find(&c->names, like->key);
     *err = 0;
@@ -89,7 +89,8 @@ static struct tensor *take_tensor(tally_comm *c, const struct tly_local_op *like
     return t;
 }
 
-static void fill_in(tally_comm *c, struct tally_op *op, struct tensor *t, const struct tly_local_op *like)
+static void joining_fill_in(tally_comm *c, struct tally_op *op, struct tensor *t,
+                            const struct tly_local_op *like)
 {
     op->tensor = t;
     op->dtype = like->dtype;
@@ -108,16 +109,16 @@ static void fill_in(tally_comm *c, struct tally_op *op, struct tensor *t, const 
 }
 
 /* 0: it has begun, or need not; -EBUSY: not yet; -ENOMEM. */
-static int stand_in(tally_comm *c, const struct tly_local_op *like)
+static int joining_stand_in(tally_comm *c, const struct tly_local_op *like)
 {
     struct tally_op *op = tly_op_make(c, like->number, NULL);
     int err = 0;
     if (!op || tly_pool_alloc(tly_local_segment(c->local), like->bytes, &op->zeros) != 0)
         err = -ENOMEM;
     tly_names_lock(&c->names);
-    struct tensor *t = err ? NULL : take_tensor(c, like, &err);
+    struct tensor *t = err ? NULL : joining_take_tensor(c, like, &err);
     if (t)
-        fill_in(c, op, t, like);
+        joining_fill_in(c, op, t, like);
     tly_names_unlock(&c->names);
     if (op && !t)
         tly_handle_leave_one(&op->handle);
@@ -128,13 +129,13 @@ static int stand_in(tally_comm *c, const struct tly_local_op *like)
     return err;
 }
 
-static void stand_in_for_all(tally_comm *c)
+static void joining_stand_in_for_all(tally_comm *c)
 {
     struct tly_list later = TLY_LIST_INIT(later), *n;
     bool any = false;
     while ((n = tly_inbox_wanted(&c->inbox))) {
         struct wanted *w = tly_list_entry(n, struct wanted, node);
-        int err = stand_in(c, &w->like);
+        int err = joining_stand_in(c, &w->like);
         any |= !err;
         if (err == -EBUSY) {
             tly_list_append(&later, n);
@@ -151,7 +152,7 @@ static void stand_in_for_all(tally_comm *c)
         tly_op_drain(c);
 }
 
-static void stand_in_no_more(tally_comm *c)
+static void joining_stand_in_no_more(tally_comm *c)
 {
     struct tly_list *n;
     while ((n = tly_inbox_wanted(&c->inbox)))
@@ -159,9 +160,9 @@ static void stand_in_no_more(tally_comm *c)
 }
 
 /* All others have what they wanted of it. */
-static void end_stand_ins(tally_comm *c)
+static void joining_end_stand_ins(tally_comm *c)
 {
-    stand_in_no_more(c);
+    joining_stand_in_no_more(c);
     for (struct tally_op *op = tly_op_oldest(&c->active), *next; op; op = next) {
         next = tly_op_after(&c->active, op);
         if (op->zeros)
@@ -172,7 +173,7 @@ static void end_stand_ins(tally_comm *c)
 /* --- the end --------------------------------------------------------------------------------------- */
 
 /* Nothing of what this rank had submitted is under way, and nobody may still need what it has of it. */
-static bool is_drained(tally_comm *c)
+static bool joining_is_drained(tally_comm *c)
 {
     for (const struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         if (!op->call->message)
@@ -186,7 +187,7 @@ static bool is_drained(tally_comm *c)
 }
 
 /* All ranks have joined: this one goes on. */
-static void go_on(tally_comm *c)
+static void joining_go_on(tally_comm *c)
 {
     struct tly_joining *j = &c->joining;
     struct tally_op *op = j->op;
@@ -202,7 +203,7 @@ static void go_on(tally_comm *c)
         tly_comm_fail(c, ENOMEM, "out of memory");
         return;
     }
-    tell_all(c);
+    joining_tell_all(c);
     tly_handle_found(&op->handle, (int)j->last);
     tly_op_finish(op, 0, NULL);
 }
@@ -213,18 +214,18 @@ int64_t tly_joining_look(tally_comm *c)
     if (!j->op)
         return INT64_MAX;
     if (j->complete)
-        end_stand_ins(c);
+        joining_end_stand_ins(c);
     else
-        stand_in_for_all(c);
+        joining_stand_in_for_all(c);
     if (!j->op || !j->placed) /* it has failed meanwhile, or others still wait for this rank */
         return INT64_MAX;
-    bool drained = is_drained(c);
+    bool drained = joining_is_drained(c);
     if (drained && !j->drained) {
         j->drained = true;
         tly_member_join(&c->member, true);
     }
     if (drained && j->complete)
-        go_on(c);
+        joining_go_on(c);
     return drained || !c->local ? INT64_MAX : tly_now() + LOOK_MS * TLY_MS;
 }
 
@@ -236,7 +237,7 @@ void tly_joining_placed(void *comm)
     c->joining.placed = true;
     if (c->local)
         tly_local_join(c->local, tly_names_engine_ops(&c->names));
-    tell_all(c);
+    joining_tell_all(c);
 }
 
 void tly_joining_over(void *comm, uint32_t joins, uint32_t last, int err, const char *sentence)
@@ -261,12 +262,12 @@ void tly_joining_end(tally_comm *c, int err, const char *sentence)
 void tly_joining_finish(tally_comm *c)
 {
     free(c->joining.rounds);
-    stand_in_no_more(c);
+    joining_stand_in_no_more(c);
 }
 
 /* --- the beginning --------------------------------------------------------------------------------- */
 
-static int begin(tally_comm *c, struct tally_op *op)
+static int joining_begin(tally_comm *c, struct tally_op *op)
 {
     struct tly_joining *j = &c->joining;
     tly_names_lock(&c->names);
@@ -301,7 +302,7 @@ int tally_join(tally_comm *c, const struct tally_options *options, tally_op **op
         return tly_fail(ENOMEM, "out of memory");
     tly_loop_lock(&c->loop);
     err = tly_comm_check(c);
-    err = err ? err : begin(c, made);
+    err = err ? err : joining_begin(c, made);
     tly_loop_unlock(&c->loop);
     if (err) {
         tly_handle_leave_one(&made->handle);

@@ -92,8 +92,8 @@ int tly_listen_take(uint16_t port)
 }
 
 /* Whether a coordinator answers at an address whose port another program holds: it may forward to one. */
-static bool leads_to_coordinator(const struct tly_place *place, const struct tly_params *params,
-                                 const struct tly_addresses *to)
+static bool listen_leads_to_coordinator(const struct tly_place *place, const struct tly_params *params,
+                                        const struct tly_addresses *to)
 {
     struct tly_loop loop;
     struct tly_member m;
@@ -110,7 +110,7 @@ static bool leads_to_coordinator(const struct tly_place *place, const struct tly
     return !err || err == -EACCES || err == -ESTALE; /* one that refuses says more to tally_comm_open() */
 }
 
-static int bind_for(const struct tly_params *params, int wanted, int *fd, uint16_t *port)
+static int listen_bind_for(const struct tly_params *params, int wanted, int *fd, uint16_t *port)
 {
     struct tly_place place;
     struct tly_addresses to;
@@ -139,7 +139,7 @@ static int bind_for(const struct tly_params *params, int wanted, int *fd, uint16
     snprintf(sentence, sizeof sentence, "%s", tly_error());
     *fd = -1;
     *port = place.coord_port;
-    return tly_address_holder(&to.at[0], holder) || leads_to_coordinator(&place, params, &to)
+    return tly_address_holder(&to.at[0], holder) || listen_leads_to_coordinator(&place, params, &to)
                ? 0
                : tly_fail(EADDRINUSE, "%s: end it, or set TALLY_PORT", sentence);
 }
@@ -161,7 +161,7 @@ int tally_comm_listen(const char *const settings[], int *port)
     int err = tly_params_load(&params, settings, why, sizeof why);
     if (err)
         return tly_fail(-err, "%s", why);
-    err = bind_for(&params, *port, &fd, &taken);
+    err = listen_bind_for(&params, *port, &fd, &taken);
     tly_params_finish(&params);
     if (err)
         return err;

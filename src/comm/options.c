@@ -11,7 +11,7 @@
 /* No header was without the first fields, and none will be so large: that is a size nobody has set. */
 enum { LEAST = offsetof(struct tally_options, ndim), MOST = 1024 };
 
-static int take_other(const struct tally_options **options, struct tally_options *own)
+static int options_take_other(const struct tally_options **options, struct tally_options *own)
 {
     const struct tally_options *given = *options;
     const size_t size = given->size, known = sizeof *own;
@@ -33,5 +33,5 @@ static int take_other(const struct tally_options **options, struct tally_options
 
 int tly_options_take(const struct tally_options **options, struct tally_options *own)
 {
-    return !*options || (*options)->size == sizeof *own ? 0 : take_other(options, own);
+    return !*options || (*options)->size == sizeof *own ? 0 : options_take_other(options, own);
 }

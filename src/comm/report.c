@@ -20,7 +20,7 @@
 #include "wire/frame.h"
 #include "wire/hello.h"
 
-static void ask(tally_comm *c, struct tly_event *done)
+static void report_ask(tally_comm *c, struct tly_event *done)
 {
     struct tly_frame f = {.type = TLY_STATUS, .rank = (uint32_t)c->rank};
     c->reports.missing = 0;
@@ -35,7 +35,7 @@ static void ask(tally_comm *c, struct tly_event *done)
 }
 
 /* Not known is 0, and null to the reader. */
-static void write_number(FILE *out, const char *name, double x)
+static void report_write_number(FILE *out, const char *name, double x)
 {
     if (x > 0)
         fprintf(out, "\"%s\": %.9g, ", name, x);
@@ -43,7 +43,7 @@ static void write_number(FILE *out, const char *name, double x)
         fprintf(out, "\"%s\": null, ", name);
 }
 
-static void write_json(const tally_comm *c, FILE *out)
+static void report_write_json(const tally_comm *c, FILE *out)
 {
     uint64_t total = 0, ops, bytes;
     int tallyds = 0;
@@ -58,8 +58,8 @@ static void write_json(const tally_comm *c, FILE *out)
             "\"credit_bytes\": %" PRIu64 ", \"operations\": %" PRIu64 ", ",
             TALLY_VERSION, c->rank, c->size, c->machines, tallyds, c->epoch->part_bytes,
             c->epoch->credit_bytes, ops);
-    write_number(out, "predicted_s_per_gb", tly_pace_predicted(&c->pace) * 1e9);
-    write_number(out, "reached_s_per_gb", tly_pace_reached(c) * 1e9);
+    report_write_number(out, "predicted_s_per_gb", tly_pace_predicted(&c->pace) * 1e9);
+    report_write_number(out, "reached_s_per_gb", tly_pace_reached(c) * 1e9);
     fprintf(out, "\"services\": [");
     for (int i = 0; i < c->epoch->services; i++) {
         const struct tly_roster_service *s = &c->member.roster.services[i];
@@ -70,10 +70,11 @@ static void write_json(const tally_comm *c, FILE *out)
             continue; /* nobody has this place */
         fprintf(out, "%s{\"kind\": \"%s\", \"address\": \"%s\", \"port\": %u, ", i ? ", " : "",
                 s->role == TLY_ROLE_RANK ? "embedded" : "tallyd", address, port);
-        write_number(out, "bandwidth_bits_per_s", (double)s->bandwidth);
-        write_number(out, "current_bits_per_s",
-                     (double)tly_current(&c->member.current, &c->member.roster, (uint32_t)i));
-        write_number(out, s->measured ? "measured_bits_per_s" : "declared_bits_per_s", (double)s->said);
+        report_write_number(out, "bandwidth_bits_per_s", (double)s->bandwidth);
+        report_write_number(out, "current_bits_per_s",
+                            (double)tly_current(&c->member.current, &c->member.roster, (uint32_t)i));
+        report_write_number(out, s->measured ? "measured_bits_per_s" : "declared_bits_per_s",
+                            (double)s->said);
         fprintf(out,
                 "\"share\": %.9g, \"bytes_summed\": "
                 "%" PRIu64 ", \"parts_summed\": %" PRIu64 ", \"rounds_open\": %" PRIu64
@@ -95,7 +96,7 @@ int tally_comm_report(tally_comm *c, int timeout_ms, char **json)
         tly_loop_unlock(&c->loop);
         return tly_fail(EBUSY, "another thread is asking for a report: ask again when it has one");
     }
-    ask(c, &done);
+    report_ask(c, &done);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
     bool came = tly_event_wait(&done, timeout_ms < 0 ? -1 : tly_now() + timeout_ms * TLY_MS);
@@ -109,7 +110,7 @@ int tally_comm_report(tally_comm *c, int timeout_ms, char **json)
         if (!c->peers[i].reported)
             silent = c->peers[i].name;
     if (out)
-        write_json(c, out);
+        report_write_json(c, out);
     tly_loop_unlock(&c->loop);
     if (out)
         fclose(out);

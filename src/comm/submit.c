@@ -40,7 +40,7 @@
 enum { SEND_BY_CALLER = 64 << 10, LOCK_TRIES = 64 };
 enum { MOST_REASON = 600 }; /* bytes of a refusal's */
 
-static char *copy_reason(const char *reason)
+static char *submit_copy_reason(const char *reason)
 {
     return strndup(reason ? reason : "no reason given", MOST_REASON);
 }
@@ -56,8 +56,8 @@ int tly_submit_no_rank(const struct tally_group *g, const char *what, int place)
                     g->name ? ": inside a group ranks count from 0" : "");
 }
 
-static int check_request(const tally_comm *c, const struct tly_request *r, const struct tally_options *o,
-                         bool out)
+static int submit_check_request(const tally_comm *c, const struct tly_request *r,
+                                const struct tally_options *o, bool out)
 {
     if (r->dtype >= TLY_DTYPE_COUNT)
         return tly_fail(EINVAL, "%d is no dtype: pass TALLY_FLOAT32 or another of enum tally_dtype",
@@ -112,7 +112,7 @@ static int check_request(const tally_comm *c, const struct tly_request *r, const
     return 0;
 }
 
-static int check_reduction(const struct tally_op *op)
+static int submit_check_reduction(const struct tally_op *op)
 {
     const char *why = "unknown";
     struct tly_reduction r = {op->dtype, op->reduction, (uint32_t)op->group->size,
@@ -124,17 +124,18 @@ static int check_reduction(const struct tally_op *op)
 }
 
 /* What few operations have.  False: no memory. */
-static bool furnish(tally_comm *c, struct tally_op *op, const struct tly_request *r)
+static bool submit_furnish(tally_comm *c, struct tally_op *op, const struct tly_request *r)
 {
     if (r->reason) {
         op->mark = true;
-        op->reason = copy_reason(r->reason);
+        op->reason = submit_copy_reason(r->reason);
         return op->reason != NULL;
     }
     return !op->call->furnish || op->call->furnish(c, op, r) == 0;
 }
 
-static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, const struct tally_options *o)
+static struct tally_op *submit_make_op(tally_comm *c, const struct tly_request *r,
+                                       const struct tally_options *o)
 {
     const struct tly_call *call = tly_call_of(r->kind);
     size_t size = sizeof(struct tally_op) + call->own_bytes;
@@ -165,7 +166,7 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     op->urgency = op->priority;
     op->space = o ? (uint8_t)o->space : 0;
     tly_wait_init(&op->wait, tly_joining_is_on(&c->joining));
-    if (tly_spec_take(op, r, o) != 0 || !furnish(c, op, r)) {
+    if (tly_spec_take(op, r, o) != 0 || !submit_furnish(c, op, r)) {
         tly_handle_leave_one(&op->handle);
         tly_op_unref(op);
         return NULL;
@@ -173,26 +174,26 @@ static struct tally_op *make_op(tally_comm *c, const struct tly_request *r, cons
     return op;
 }
 
-static char *prepend(char *to, const char *text)
+static char *submit_prepend(char *to, const char *text)
 {
     size_t length = strlen(text);
     return memcpy(to - length, text, length);
 }
 
 /* "barrier no. 17", or without a kind "no. 17", to be read before `end`.  A formatter takes as long as a small operation. */
-static const char *make_name(char *end, const char *kind, uint64_t number)
+static const char *submit_make_name(char *end, const char *kind, uint64_t number)
 {
     char *at = end;
     *--at = 0;
     do
         *--at = (char)('0' + number % 10);
     while (number /= 10);
-    at = prepend(at, "no. ");
-    return kind ? prepend(prepend(at, " "), kind) : at;
+    at = submit_prepend(at, "no. ");
+    return kind ? submit_prepend(submit_prepend(at, " "), kind) : at;
 }
 
 /* Give the operation its name and round.  names.lock held. */
-static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *op)
+static int submit_name_op(tally_comm *c, const struct tly_request *r, struct tally_op *op)
 {
     char made[96];
     const char *name = r->name;
@@ -212,8 +213,8 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
         name = made;
     } else if (!name) {
         number = ordered ? &g->ordered[op->space - TALLY_SPACE_ORDERED] : &g->unnamed[r->kind];
-        name = make_name(made + sizeof made, ordered ? NULL : op->call->function + strlen("tally_"),
-                         *number + 1);
+        name = submit_make_name(made + sizeof made, ordered ? NULL : op->call->function + strlen("tally_"),
+                                *number + 1);
     }
     struct tensor *t = tly_tensor_get(c, g, ordered ? 0 : r->kind, op->space, name);
     if (!t)
@@ -224,7 +225,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
     op->tensor = t;
     if (!r->name)
         t->called = (uint8_t)r->kind, t->even = r->even;
-    int err = check_reduction(op);
+    int err = submit_check_reduction(op);
     if (err)
         return err;
     if (!r->name) {
@@ -244,7 +245,7 @@ static int name_op(tally_comm *c, const struct tly_request *r, struct tally_op *
 
 /* The loop's lock, unless the loop is busy for longer than the few microseconds in which it goes back to sleep
  * after it has woken us. */
-static bool take_loop(tally_comm *c)
+static bool submit_take_loop(tally_comm *c)
 {
     for (int i = 0; i < LOCK_TRIES; i++) {
         if (pthread_mutex_trylock(&c->loop.lock) == 0)
@@ -254,9 +255,9 @@ static bool take_loop(tally_comm *c)
     return false;
 }
 
-static void hand_over(tally_comm *c, uint64_t bytes)
+static void submit_hand_over(tally_comm *c, uint64_t bytes)
 {
-    bool taken = bytes <= SEND_BY_CALLER && take_loop(c);
+    bool taken = bytes <= SEND_BY_CALLER && submit_take_loop(c);
     bool waits = taken && tly_active_is_empty(&c->active); /* else the caller has more to do than to wait */
     if (taken && !waits)
         tly_loop_unlock(&c->loop);
@@ -282,14 +283,14 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
     if (err)
         return err;
     r->group = tly_submit_group(c, o);
-    err = check_request(c, r, o, out != NULL);
+    err = submit_check_request(c, r, o, out != NULL);
     if (err)
         return err;
-    struct tally_op *op = make_op(c, r, o);
+    struct tally_op *op = submit_make_op(c, r, o);
     if (!op)
         return tly_fail(ENOMEM, "out of memory");
     tly_names_lock(&c->names);
-    err = name_op(c, r, op);
+    err = submit_name_op(c, r, op);
     uint64_t bytes = op->bytes;
     bool local = tly_shared_is_direct(&op->shared);
     if (!err)
@@ -307,7 +308,7 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
     if (local)
         tly_comm_submit_local(c, op);
     else
-        hand_over(c, bytes);
+        submit_hand_over(c, bytes);
     if (out)
         *out = op;
     else
@@ -318,7 +319,7 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
 struct tally_op *tly_op_make(tally_comm *c, uint8_t kind, const struct tally_options *o)
 {
     struct tly_request handle = {.group = tly_submit_group(c, o), .kind = kind, .dtype = TALLY_UINT8};
-    return make_op(c, &handle, o);
+    return submit_make_op(c, &handle, o);
 }
 
 void tly_op_finish(struct tally_op *op, int err, const char *sentence)
@@ -336,7 +337,7 @@ int tally_op_cancel(tally_op *op, const char *reason)
     if (tly_handle_is_done(&op->handle))
         return 0;
     tally_comm *c = op->comm;
-    char *text = copy_reason(reason);
+    char *text = submit_copy_reason(reason);
     if (!text)
         return tly_fail(ENOMEM, "out of memory");
     tly_loop_lock(&c->loop);

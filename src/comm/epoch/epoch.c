@@ -9,7 +9,7 @@
  *
  * Weights, parts and plans, the size of parts and the credit belong to the epoch.  Sizes stay between part_least and part_most,
  * which the first roster fixes, so no rank's verdict depends on the moment of asking.  The newest credit governs all parts.  A
- * window belongs to its service (set_sizes in sum/job.c) and follows the counts that the service grants. */
+ * window belongs to its service (job_set_sizes in sum/job.c) and follows the counts that the service grants. */
 #include <errno.h>
 #include <stdlib.h>
 

@@ -61,12 +61,12 @@ void tly_pace_finish(tally_comm *c)
     c->pace.machine = NULL;
 }
 
-static int64_t predicted_ns(const struct tly_pace *p, uint64_t bytes)
+static int64_t pace_predicted_ns(const struct tly_pace *p, uint64_t bytes)
 {
     return (int64_t)(p->predicted * (double)bytes * (double)TLY_SEC);
 }
 
-static double gbits(double seconds_per_byte)
+static double pace_gbits(double seconds_per_byte)
 {
     return 8e-9 / seconds_per_byte;
 }
@@ -74,7 +74,7 @@ static double gbits(double seconds_per_byte)
 double tly_pace_reached(const tally_comm *c)
 {
     const struct tly_pace *p = &c->pace;
-    bool enough = p->bytes && predicted_ns(p, p->bytes) >= ENOUGH_MS * TLY_MS;
+    bool enough = p->bytes && pace_predicted_ns(p, p->bytes) >= ENOUGH_MS * TLY_MS;
     return enough ? (double)p->ns / (double)TLY_SEC / (double)p->bytes : 0;
 }
 
@@ -96,10 +96,10 @@ void tly_pace_enters(tally_comm *c, const struct tally_op *op)
 
 /* Did some process stand still in this flight, ours or another (SIGSTOP, swapped out, suspended)?  Then it took several times
  * as long as usual, and the flights around it did not. */
-static bool is_pause(struct tly_pace *p, int64_t took)
+static bool pace_is_pause(struct tly_pace *p, int64_t took)
 {
-    double usual = p->bytes ? (double)p->ns / (double)predicted_ns(p, p->bytes) : 1;
-    double due = (usual > 1 ? usual : 1) * (double)predicted_ns(p, p->flight);
+    double usual = p->bytes ? (double)p->ns / (double)pace_predicted_ns(p, p->bytes) : 1;
+    double due = (usual > 1 ? usual : 1) * (double)pace_predicted_ns(p, p->flight);
     bool odd = (double)took > PAUSE_TIMES * due && (double)took > due + PAUSE_MS * TLY_MS;
     p->pauses = odd ? p->pauses + 1 : 0;
     return odd && p->pauses <= MOST_PAUSES;
@@ -111,10 +111,10 @@ void tly_pace_leaves(tally_comm *c, const struct tally_op *op)
     bool last = tly_active_is_empty(&c->active);
     tly_traffic_leaves(c, op);
     p->counts &= tly_handle_status(&op->handle) == 0;
-    if (p->predicted == 0 || !last || !p->counts || predicted_ns(p, p->flight) < FLIGHT_MS * TLY_MS)
+    if (p->predicted == 0 || !last || !p->counts || pace_predicted_ns(p, p->flight) < FLIGHT_MS * TLY_MS)
         return;
     int64_t took = tly_now() - p->since;
-    if (is_pause(p, took))
+    if (pace_is_pause(p, took))
         return;
     p->bytes += p->flight;
     p->ns += took;
@@ -126,7 +126,8 @@ void tly_pace_foretell(const tally_comm *c, char *out, size_t len)
     char takes[TLY_NUMBER_TEXT];
     out[0] = '\0';
     if (s > 0)
-        snprintf(out, len, "; at best %s s for 1 GB, %.3g Gbit/s", tly_number_text(s * 1e9, takes), gbits(s));
+        snprintf(out, len, "; at best %s s for 1 GB, %.3g Gbit/s", tly_number_text(s * 1e9, takes),
+                 pace_gbits(s));
 }
 
 void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
@@ -147,6 +148,6 @@ void tly_pace_sum_up(const tally_comm *c, char *out, size_t len)
         snprintf(who, sizeof who, ", by which machine is not known");
     char took[TLY_NUMBER_TEXT], foretold[TLY_NUMBER_TEXT];
     snprintf(out, len, "; large tensors at %s s for 1 GB, %.3g Gbit/s (predicted %s s, %.3g Gbit/s)%s",
-             tly_number_text(reached * 1e9, took), gbits(reached),
-             tly_number_text(p->predicted * 1e9, foretold), gbits(p->predicted), who);
+             tly_number_text(reached * 1e9, took), pace_gbits(reached),
+             tly_number_text(p->predicted * 1e9, foretold), pace_gbits(p->predicted), who);
 }

@@ -16,7 +16,7 @@
 
 enum { ENTRIES = 80000 }; /* of a tensor, in one frame */
 
-static size_t count_keeps(tally_comm *c, struct tly_begun *out)
+static size_t rounds_count_keeps(tally_comm *c, struct tly_begun *out)
 {
     size_t count = 0;
     for (int i = 0; i < c->services; i++) {
@@ -36,10 +36,10 @@ int tly_rounds_list(tally_comm *c)
     struct tly_joining *j = &c->joining;
     free(j->rounds);
     j->count = 0;
-    j->rounds = malloc((tly_names_count(&c->names) + count_keeps(c, NULL) + 1) * sizeof *j->rounds);
+    j->rounds = malloc((tly_names_count(&c->names) + rounds_count_keeps(c, NULL) + 1) * sizeof *j->rounds);
     if (!j->rounds)
         return -ENOMEM;
-    j->count = count_keeps(c, j->rounds);
+    j->count = rounds_count_keeps(c, j->rounds);
     j->count += tly_names_list(&c->names, j->rounds + j->count);
     return 0;
 }

@@ -40,7 +40,7 @@ enum {
     LITTLE_US = TLY_TRAFFIC_LEAST_US * EVERY_MS / QUIET_MS,
 };
 
-static uint64_t us_now(void)
+static uint64_t traffic_us_now(void)
 {
     return (uint64_t)tly_now() / 1000;
 }
@@ -50,14 +50,14 @@ void tly_traffic_enters(tally_comm *c, const struct tally_op *op)
     struct traffic *t = &c->traffic;
     uint64_t submitted = (uint64_t)tly_wait_since(&op->wait) / 1000;
     if (op->call->moves && t->open++ == 0)
-        t->active_since = us_now();
+        t->active_since = traffic_us_now();
     if (submitted > t->submitted)
         t->submitted = submitted;
     t->patient |= tly_wait_is_patient(&op->wait);
 }
 
 /* The flight is over: with the time before it, it is a step. */
-static void count_step(struct traffic *t, uint64_t now)
+static void traffic_count_step(struct traffic *t, uint64_t now)
 {
     if (t->over && !t->patient) {
         t->steps.count++;
@@ -71,13 +71,13 @@ static void count_step(struct traffic *t, uint64_t now)
 void tly_traffic_leaves(tally_comm *c, const struct tally_op *op)
 {
     struct traffic *t = &c->traffic;
-    uint64_t now = us_now();
+    uint64_t now = traffic_us_now();
     if (op->call->moves && --t->open == 0) {
         t->active_us += now - t->active_since;
         t->active_since = 0;
     }
     if (tly_active_is_empty(&c->active))
-        count_step(t, now);
+        traffic_count_step(t, now);
 }
 
 void tly_traffic_landed(tally_comm *c, const struct part *p)
@@ -91,7 +91,7 @@ void tly_traffic_admitted(struct peer *p)
 {
     struct tly_glances *g = &p->glances;
     if (!g->held_since)
-        g->held_since = us_now();
+        g->held_since = traffic_us_now();
 }
 
 void tly_traffic_accepted(struct peer *p)
@@ -99,7 +99,7 @@ void tly_traffic_accepted(struct peer *p)
     struct tly_glances *g = &p->glances;
     if (p->queue.in_flight || !g->held_since)
         return;
-    g->held_us += us_now() - g->held_since;
+    g->held_us += traffic_us_now() - g->held_since;
     g->held_since = 0;
 }
 
@@ -112,7 +112,7 @@ void tly_traffic_begin(tally_comm *c)
 }
 
 /* Rank 0 is connected to every machine, and says it for all. */
-static void say_blind(tally_comm *c, const char *who)
+static void traffic_say_blind(tally_comm *c, const char *who)
 {
     if (c->rank == 0 && !c->traffic.is_blind)
         tly_warn(
@@ -124,7 +124,7 @@ static void say_blind(tally_comm *c, const char *who)
 }
 
 /* A connection that is new cannot be compared with what the one before has sent. */
-static void glance(struct peer *p, uint64_t now)
+static void traffic_glance(struct peer *p, uint64_t now)
 {
     struct tly_glances *g = &p->glances;
     struct glance seen = {.received = p->link ? tly_link_bytes(p->link, false) : 0,
@@ -132,7 +132,7 @@ static void glance(struct peer *p, uint64_t now)
     bool crosses = p->open && tly_link_is_open(p->link) && !tly_link_is_inside(p->link);
     bool can = crosses && tly_link_load(p->link, &seen.out) == 0;
     if (crosses && !can)
-        say_blind(p->comm, "this host");
+        traffic_say_blind(p->comm, "this host");
     g->comparable = can && g->any && g->answered && seen.out.bytes >= g->seen.out.bytes &&
                     seen.out.busy_us >= g->seen.out.busy_us && seen.held_us >= g->seen.held_us &&
                     seen.received >= g->seen.received;
@@ -152,16 +152,16 @@ void tly_traffic_answered(struct peer *p, uint64_t sending_us)
     g->seen.sending_us = sending_us;
     g->answered = true;
     if (sending_us == UINT64_MAX)
-        say_blind(p->comm, p->name);
+        traffic_say_blind(p->comm, p->name);
 }
 
-static uint32_t since(uint64_t now, uint64_t before)
+static uint32_t traffic_since(uint64_t now, uint64_t before)
 {
     uint64_t passed = now > before ? now - before : 0;
     return passed < TLY_TRAFFIC_LONGEST_US ? (uint32_t)passed : TLY_TRAFFIC_LONGEST_US;
 }
 
-static void fill(const struct peer *p, struct tly_traffic_line *l)
+static void traffic_fill(const struct peer *p, struct tly_traffic_line *l)
 {
     const struct glance *now = &p->glances.seen, *then = &p->glances.before;
     if (!p->glances.comparable) {
@@ -172,27 +172,27 @@ static void fill(const struct peer *p, struct tly_traffic_line *l)
     }
     l->in.busy_us = TLY_TRAFFIC_UNKNOWN;
     l->out = (struct tly_traffic_way){now->out.bytes - then->out.bytes,
-                                      since(now->out.busy_us, then->out.busy_us)};
-    l->held_us = since(now->held_us, then->held_us);
+                                      traffic_since(now->out.busy_us, then->out.busy_us)};
+    l->held_us = traffic_since(now->held_us, then->held_us);
     if (p->glances.answered && now->sending_us != UINT64_MAX && now->sending_us >= then->sending_us)
         l->in = (struct tly_traffic_way){now->received - then->received,
-                                         since(now->sending_us, then->sending_us)};
+                                         traffic_since(now->sending_us, then->sending_us)};
 }
 
-static void tell(tally_comm *c)
+static void traffic_tell(tally_comm *c)
 {
     struct traffic *t = &c->traffic;
     struct tly_traffic told = {
         .epoch = c->epoch->number,
         .epochs = tly_epochs_count(&c->epochs),
-        .period_us = since(t->seen_at, t->before_at),
-        .active_us = since(t->active_seen, t->active_before),
+        .period_us = traffic_since(t->seen_at, t->before_at),
+        .active_us = traffic_since(t->active_seen, t->active_before),
         .moved = t->moved_seen - t->moved_before,
         .stale = t->stale_seen - t->stale_before,
         .count = (uint32_t)c->services,
         .line = calloc((size_t)c->services, sizeof *told.line)};
     for (int i = 0; told.line && i < c->services; i++)
-        fill(&c->peers[i], &told.line[i]);
+        traffic_fill(&c->peers[i], &told.line[i]);
     if (told.active_us > told.period_us)
         told.active_us = told.period_us;
     if (told.line && told.active_us)
@@ -200,7 +200,7 @@ static void tell(tally_comm *c)
     free(told.line);
 }
 
-static bool all_answered(const tally_comm *c)
+static bool traffic_all_answered(const tally_comm *c)
 {
     for (int i = 0; i < c->services; i++)
         if (c->peers[i].glances.any && !c->peers[i].glances.answered)
@@ -208,7 +208,7 @@ static bool all_answered(const tally_comm *c)
     return true;
 }
 
-static void look(tally_comm *c, int64_t now, uint64_t active)
+static void traffic_look(tally_comm *c, int64_t now, uint64_t active)
 {
     struct traffic *t = &c->traffic;
     t->looked_at = t->asked_at = now;
@@ -221,10 +221,10 @@ static void look(tally_comm *c, int64_t now, uint64_t active)
     t->stale_before = t->stale_seen;
     t->stale_seen = t->stale;
     for (int i = 0; i < c->services; i++)
-        glance(&c->peers[i], (uint64_t)now / 1000);
+        traffic_glance(&c->peers[i], (uint64_t)now / 1000);
 }
 
-static void tell_steps(tally_comm *c, int64_t now)
+static void traffic_tell_steps(tally_comm *c, int64_t now)
 {
     struct traffic *t = &c->traffic;
     struct tly_stalls before = t->stalls;
@@ -247,21 +247,21 @@ void tly_traffic_tick(tally_comm *c)
     if (tly_comm_failed(c))
         return;
     if (t->steps.count && now - t->told_at >= EVERY_MS * TLY_MS)
-        tell_steps(c, now);
+        traffic_tell_steps(c, now);
     if (c->machines < 2)
         return;
     if (!t->looked_at)
         t->looked_at = now;
     if (t->asked_at) {
-        if (!all_answered(c) && now - t->asked_at < PATIENCE_MS * TLY_MS)
+        if (!traffic_all_answered(c) && now - t->asked_at < PATIENCE_MS * TLY_MS)
             return;
         if (t->begun)
-            tell(c);
+            traffic_tell(c);
         t->begun = true;
         t->asked_at = 0;
     }
     if (now - t->looked_at >= EVERY_MS * TLY_MS && active - t->active_seen >= TLY_TRAFFIC_LEAST_US)
-        look(c, now, active);
+        traffic_look(c, now, active);
     if (now - t->quiet_at >= EVERY_MS * TLY_MS) {
         if (now - t->looked_at >= QUIET_MS * TLY_MS && active - t->active_before_quiet < LITTLE_US)
             tly_member_tell_quiet(&c->member, tly_epochs_count(&c->epochs));

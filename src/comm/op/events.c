@@ -35,7 +35,7 @@ void tly_events_init(tally_comm *c)
 }
 
 /* The log's sink while somebody watches. */
-static void take_line(void *user, enum tally_log_level level, const char *text)
+static void events_take_line(void *user, enum tally_log_level level, const char *text)
 {
     tally_comm *c = user;
     pthread_mutex_lock(&c->events.lock);
@@ -55,7 +55,7 @@ int tally_comm_watch_log(tally_comm *c, int on)
     int err = tly_comm_check(c);
     if (err == -ECHILD)
         return err;
-    tly_log_divert(on ? take_line : NULL, c);
+    tly_log_divert(on ? events_take_line : NULL, c);
     pthread_mutex_lock(&c->events.lock);
     c->events.log_ended = c->events.watching && !on;
     c->events.watching = on;
@@ -91,7 +91,7 @@ void tly_events_finish(tally_comm *c)
     pthread_mutex_destroy(&c->events.lock);
 }
 
-static void announce(tally_comm *c, struct tally_op *op)
+static void events_announce(tally_comm *c, struct tally_op *op)
 {
     pthread_mutex_lock(&c->events.lock);
     tly_list_append(&c->events.ended, &op->completion.node);
@@ -104,7 +104,7 @@ void tly_op_set_done(struct tally_op *op)
     tly_handle_end(&op->handle);
     /* Pairs with tally_op_watch(), all of it seq_cst: one of the two sees what the other has written. */
     if (atomic_load(&op->completion.wanted) && !atomic_exchange(&op->completion.announced, true))
-        announce(op->comm, op);
+        events_announce(op->comm, op);
 }
 
 int tally_op_watch(tally_op *op)
@@ -124,7 +124,7 @@ int tally_op_watch(tally_op *op)
 }
 
 /* The oldest event into *e; the lock is held. */
-static bool take(tally_comm *c, struct tally_event *e)
+static bool events_take(tally_comm *c, struct tally_event *e)
 {
     if (!tly_list_empty(&c->events.logs)) {
         struct log_line *line = tly_list_entry(c->events.logs.next, struct log_line, node);
@@ -169,7 +169,7 @@ int tally_comm_next(tally_comm *c, int timeout_ms, struct tally_event *event)
     struct tally_event e = {0};
     pthread_mutex_lock(&c->events.lock);
     c->events.waiting++;
-    while (!take(c, &e) && !err)
+    while (!events_take(c, &e) && !err)
         err = timeout_ms < 0 ? pthread_cond_wait(&c->events.more, &c->events.lock)
                              : pthread_cond_timedwait(&c->events.more, &c->events.lock, &until);
     if (--c->events.waiting == 0 && c->events.closed)

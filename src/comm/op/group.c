@@ -24,7 +24,7 @@
 #include "wire/frame.h"
 #include "wire/pack.h"
 
-static void destroy(struct tally_group *g)
+static void group_destroy(struct tally_group *g)
 {
     tly_map_finish(&g->messages);
     free(g->ranks);
@@ -32,7 +32,7 @@ static void destroy(struct tally_group *g)
     free(g);
 }
 
-static uint64_t hash_list(const uint32_t *ranks, int size)
+static uint64_t group_hash_list(const uint32_t *ranks, int size)
 {
     return XXH3_64bits_withSeed(ranks, (size_t)size * sizeof *ranks, 2);
 }
@@ -48,7 +48,7 @@ int tly_group_begin(tally_comm *c)
         return tly_fail(ENOMEM, "out of memory");
     for (int i = 0; i < c->size; i++)
         g->ranks[i] = (uint32_t)i;
-    g->list = hash_list(g->ranks, g->size);
+    g->list = group_hash_list(g->ranks, g->size);
     return 0;
 }
 
@@ -56,14 +56,14 @@ void tly_group_finish(tally_comm *c)
 {
     struct tly_groups *groups = tly_names_groups(&c->names);
     struct tally_group *g;
-    tly_map_each(&groups->by_id, g) destroy(g);
+    tly_map_each(&groups->by_id, g) group_destroy(g);
     tly_map_finish(&groups->by_id);
     tly_map_finish(&groups->all.messages);
     free(groups->all.ranks);
     free(groups->lists);
 }
 
-static void count_anew(struct tally_group *g)
+static void group_count_anew(struct tally_group *g)
 {
     memset(g->unnamed, 0, sizeof g->unnamed);
     memset(g->ordered, 0, sizeof g->ordered);
@@ -72,11 +72,11 @@ static void count_anew(struct tally_group *g)
 void tly_groups_begin_anew(struct tly_groups *groups)
 {
     struct tally_group *g;
-    count_anew(&groups->all);
-    tly_map_each(&groups->by_id, g) count_anew(g);
+    group_count_anew(&groups->all);
+    tly_map_each(&groups->by_id, g) group_count_anew(g);
 }
 
-static bool same_list(const struct tally_group *a, const struct tally_group *b)
+static bool group_same_list(const struct tally_group *a, const struct tally_group *b)
 {
     return a->size == b->size && memcmp(a->ranks, b->ranks, (size_t)a->size * sizeof *a->ranks) == 0;
 }
@@ -85,10 +85,10 @@ static bool same_list(const struct tally_group *a, const struct tally_group *b)
 int tly_group_number(tally_comm *c, struct tally_group *g)
 {
     struct tly_groups *groups = tly_names_groups(&c->names);
-    if (same_list(g, &groups->all))
+    if (group_same_list(g, &groups->all))
         return 0;
     for (uint32_t i = 0; i < groups->list_count; i++)
-        if (same_list(g, groups->lists[i])) {
+        if (group_same_list(g, groups->lists[i])) {
             g->number = i + 1;
             return 0;
         }
@@ -102,7 +102,7 @@ int tly_group_number(tally_comm *c, struct tally_group *g)
     return 0;
 }
 
-static int read_list(tally_comm *c, struct tally_group *g, const int ranks[])
+static int group_read_list(tally_comm *c, struct tally_group *g, const int ranks[])
 {
     bool *named = calloc((size_t)c->size, sizeof *named);
     if (!named)
@@ -127,7 +127,7 @@ static int read_list(tally_comm *c, struct tally_group *g, const int ranks[])
     if (!err && g->rank < 0)
         err = tly_fail(EINVAL, "group '%.100s': rank %d is not in it: only its own ranks make a group",
                        g->name, c->rank);
-    g->list = hash_list(g->ranks, g->size);
+    g->list = group_hash_list(g->ranks, g->size);
     return err;
 }
 
@@ -150,14 +150,14 @@ int tally_group_create(tally_comm *comm, const char *name, const int ranks[], si
     if (!g || !g->name || !g->ranks)
         err = tly_fail(ENOMEM, "out of memory");
     if (!err)
-        err = read_list(comm, g, ranks);
+        err = group_read_list(comm, g, ranks);
     struct tly_groups *groups = tly_names_groups(&comm->names);
     tly_names_lock(&comm->names);
     struct tally_group *known = err ? NULL : tly_map_get(&groups->by_id, g->id);
     if (known && strcmp(known->name, name) != 0)
         err = tly_fail(EEXIST, "the groups '%.80s' and '%.80s' have the same hash: rename one", known->name,
                        name);
-    else if (known && !same_list(known, g))
+    else if (known && !group_same_list(known, g))
         err = tly_fail(EEXIST, "there is a group '%.100s' of other ranks already: use another name", name);
     else if (!err && !known &&
              (tly_group_number(comm, g) != 0 || tly_map_put(&groups->by_id, g->id, g) != 0)) {
@@ -167,7 +167,7 @@ int tally_group_create(tally_comm *comm, const char *name, const int ranks[], si
     }
     tly_names_unlock(&comm->names);
     if (g && (err || known))
-        destroy(g);
+        group_destroy(g);
     if (!err)
         *group = known ? known : g;
     return err;

@@ -18,7 +18,7 @@
 #include "tally/tally.h"
 
 /* 0 is the kind of all collectives in an ordered space. */
-static bool is_message(unsigned kind)
+static bool names_is_message(unsigned kind)
 {
     return kind && tly_call_of(kind)->message;
 }
@@ -28,7 +28,7 @@ uint64_t tly_tensor_key(uint32_t joins, uint64_t group, uint32_t kind, uint32_t 
     /* Seeds that differ in all their bits: of up to three letters XXH3 mixes only the xor with the seed, and "t10" of
      * one kind would be "t11" of another. */
     uint64_t seed = (0x74616c6c79000000ull | (uint64_t)space << 8 | kind) * 0x9e3779b97f4a7c15ull;
-    if (!is_message(kind))
+    if (!names_is_message(kind))
         seed ^= joins * 0xd6e8feb86659fd93ull;
     return XXH3_64bits_withSeed(name, strlen(name), seed ^ group);
 }
@@ -61,7 +61,7 @@ struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32
 
 bool tly_tensor_is_message(const struct tensor *t)
 {
-    return is_message(t->kind);
+    return names_is_message(t->kind);
 }
 
 void tly_tensor_leave_plan(struct tensor *t)

@@ -22,8 +22,8 @@ struct dealt {
 
 /* By the plan, unless told; of a list's own parts, where they are shorter, but never less than four full ones, which
  * cover the time in which a process wakes up.  What is hardly more than a credit is sent at once. */
-static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, const struct epoch *e,
-                       const struct dealt *d)
+static uint64_t tensor_credit(const tally_comm *c, const struct tly_stretch *s, const struct epoch *e,
+                              const struct dealt *d)
 {
     bool sums = d->home == d->others;
     uint64_t bytes = s->before + s->bytes + s->behind;
@@ -40,8 +40,8 @@ static uint64_t credit(const tally_comm *c, const struct tly_stretch *s, const s
 }
 
 /* Cut a tensor into parts and deal them.  -ENOMEM. */
-static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epoch *e, const struct dealt *d,
-                    struct cut *out)
+static int tensor_make_cut(tally_comm *c, const struct tly_stretch *s, const struct epoch *e,
+                           const struct dealt *d, struct cut *out)
 {
     uint64_t count = 0, at = 0;
     do {
@@ -62,12 +62,12 @@ static int make_cut(tally_comm *c, const struct tly_stretch *s, const struct epo
                         .epoch = e->number,
                         .pieces = pieces,
                         .count = (uint32_t)count,
-                        .credit = credit(c, s, e, d)};
+                        .credit = tensor_credit(c, s, e, d)};
     return 0;
 }
 
 /* Deal the whole list in one sequence, for this epoch.  What a later plan has taken over keeps its place in it. */
-static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
+static int tensor_deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
 {
     struct tly_dealer d;
     struct dealt dealt = {&d, &d, e->sharing};
@@ -76,14 +76,14 @@ static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
     int err = 0;
     for (size_t i = 0; i < plan->count; i++)
         s.behind += plan->item[i].bytes;
-    /* Not credit(): of that a rank may have its own, and all ranks must deal alike. */
+    /* Not tensor_credit(): of that a rank may have its own, and all ranks must deal alike. */
     uint64_t lag = tly_plan_credit(e->sharing, tly_plan_largest_part(&s, e->part_bytes, e->sharing));
     tly_plan_late(c->machines, e->services, e->weight, s.behind, lag, e->listed);
     tly_dealer_init(&d, c->machines, e->services, e->listed);
     for (size_t i = 0; i < plan->count && !err; i++) {
         const struct planned *p = &plan->item[i];
         s.behind -= s.bytes = p->bytes;
-        err = make_cut(c, &s, e, &dealt, p->tensor->plan_list == plan ? &p->tensor->plan : &elsewhere);
+        err = tensor_make_cut(c, &s, e, &dealt, p->tensor->plan_list == plan ? &p->tensor->plan : &elsewhere);
         s.before += p->bytes;
     }
     free(elsewhere.pieces);
@@ -91,7 +91,7 @@ static int deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
 }
 
 /* Is there a plan of its own for it?  TALLY_SPLIT says for comparison who sums, whatever is summed. */
-static bool root_decides(const tally_comm *c, const struct tally_op *op)
+static bool tensor_root_decides(const tally_comm *c, const struct tally_op *op)
 {
     const struct tly_call *call = op->call;
     return call->root && !call->paired && (!call->reduces || strcmp(c->params.split, "optimal") == 0);
@@ -112,7 +112,7 @@ struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct t
 }
 
 /* Who relays a broadcast from its root, or sums for it, over the machines of the group.  -ENOMEM. */
-static int plan_for_root(tally_comm *c, const struct tally_op *op, struct dealt *d)
+static int tensor_plan_for_root(tally_comm *c, const struct tally_op *op, struct dealt *d)
 {
     const struct epoch *e = op->epoch;
     struct tly_plan_machine *machine = tly_tensor_machines(c, op);
@@ -139,8 +139,9 @@ const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint6
 {
     struct tensor *t = op->tensor;
     struct epoch *e = op->epoch;
-    uint32_t root = root_decides(c, op) ? op->root + 1 : 0;
-    if (t->plan_list && (!t->plan.pieces || t->plan.epoch != e->number) && deal_plan(c, t->plan_list, e) != 0)
+    uint32_t root = tensor_root_decides(c, op) ? op->root + 1 : 0;
+    if (t->plan_list && (!t->plan.pieces || t->plan.epoch != e->number) &&
+        tensor_deal_plan(c, t->plan_list, e) != 0)
         return NULL;
     if (t->plan_list && t->plan.bytes == bytes)
         return &t->plan;
@@ -150,7 +151,8 @@ const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint6
     struct dealt dealt = {&d, root ? &others : &d, e->sharing};
     struct tly_stretch alone = {.bytes = bytes};
     tly_dealer_init_at(&d, e->services, e->weight, t->key);
-    if ((root && plan_for_root(c, op, &dealt) != 0) || make_cut(c, &alone, e, &dealt, &t->cut) != 0)
+    if ((root && tensor_plan_for_root(c, op, &dealt) != 0) ||
+        tensor_make_cut(c, &alone, e, &dealt, &t->cut) != 0)
         return NULL;
     t->cut.root = root;
     if (t->plan_list)
@@ -163,7 +165,7 @@ const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint6
 enum { BLOCKS = 16 };
 
 /* The highest priority in this item's block. */
-static int32_t of_block(const struct plan *list, size_t item)
+static int32_t tensor_of_block(const struct plan *list, size_t item)
 {
     const struct planned *p = list->item;
     size_t from = item, to = item;
@@ -186,7 +188,7 @@ bool tly_tensor_line_up(struct tally_op *op)
     if (!op->mark) /* a refusal has no priority */
         t->priority = op->priority;
     bool backwards = list && list->item[0].tensor->priority < list->item[list->count - 1].tensor->priority;
-    op->urgency = backwards ? of_block(list, t->item) : op->priority;
+    op->urgency = backwards ? tensor_of_block(list, t->item) : op->priority;
     return backwards;
 }
 

@@ -6,7 +6,7 @@
  *
  * part->stage is the stage that has the part; STAGE_TENSOR before it sets out, and once its result is back.  What a stage
  * says from another thread goes into comm->inbox, under its lock, and the loop takes it from there (op.c).  `due` counts
- * the parts that the stage is not done with after which part 0 sets out (last_voucher): it does when there are none. */
+ * the parts that the stage is not done with after which part 0 sets out (chain_last_voucher): it does when there are none. */
 #include <stdio.h>
 
 #include "base/check.h"
@@ -25,7 +25,7 @@ void tly_chain_init(struct tly_said *said)
         tly_list_init(&said->over[at]);
 }
 
-static bool has(const struct tally_op *op, int place)
+static bool chain_has(const struct tally_op *op, int place)
 {
     return place == STAGE_NET || op->chain.stages >> place & 1;
 }
@@ -49,24 +49,24 @@ void tly_chain_choose(tally_comm *c, struct tally_op *op)
 int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
 {
     for (int at = STAGE_TENSOR + 1; at < STAGE_NET && op->chain.stages; at++)
-        if (has(op, at) && tly_stage_at(at)->cut)
+        if (chain_has(op, at) && tly_stage_at(at)->cut)
             return tly_stage_at(at)->cut(c, op, cut);
     return 1;
 }
 
 /* Part 0 of pieces is no part of the tensor, and passes by the stage at this place. */
-static bool passes_by(const struct part *p, int at)
+static bool chain_passes_by(const struct part *p, int at)
 {
     return p == p->op->parts && p->op->call->pieces && at != STAGE_NET && !tly_stage_at(at)->shared;
 }
 
 /* The stage that is to be done with all other parts before part 0 sets out: the last that vouches, or the one before a shared
  * stage.  0: there is none. */
-static int last_voucher(const struct tally_op *op)
+static int chain_last_voucher(const struct tally_op *op)
 {
     int last = 0, before = 0;
     for (int at = STAGE_TENSOR + 1; at < STAGE_NET; at++) {
-        if (!has(op, at))
+        if (!chain_has(op, at))
             continue;
         if (tly_stage_at(at)->shared)
             return before;
@@ -85,13 +85,13 @@ int tly_chain_begin(tally_comm *c, struct tally_op *op)
         tly_list_init(&op->chain.over[at]);
     for (uint32_t i = 0; i < op->part_count; i++)
         tly_list_init(&op->parts[i].node);
-    op->chain.voucher = (uint8_t)last_voucher(op);
+    op->chain.voucher = (uint8_t)chain_last_voucher(op);
     op->chain.due = op->chain.voucher ? op->part_count - 1 : 0;
     op->chain.away = op->part_count;
     tly_progress_await_more(&op->progress); /* until all are back */
     /* All of them, even if one fails: each is told of the end, too. */
     for (int at = STAGE_TENSOR + 1; at < STAGE_NET; at++)
-        if (has(op, at)) {
+        if (chain_has(op, at)) {
             int this = tly_stage_at(at)->begin(c, op);
             err = err ? err : this;
         }
@@ -109,7 +109,7 @@ int tly_chain_more(tally_comm *c, struct tally_op *op)
         tly_progress_await_more(&op->progress); /* until all are back */
     int err = 0;
     for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !err; at++)
-        if (has(op, at) && tly_stage_at(at)->more)
+        if (chain_has(op, at) && tly_stage_at(at)->more)
             err = tly_stage_at(at)->more(c, op);
     return err;
 }
@@ -127,7 +127,7 @@ int tly_chain_out(tally_comm *c, struct part *p)
         bool vouched = at && at == op->chain.voucher && p != op->parts;
         do
             at++;
-        while (!has(op, at) || (!op->chain.later && passes_by(p, at)));
+        while (!chain_has(op, at) || (!op->chain.later && chain_passes_by(p, at)));
         p->stage = (uint8_t)at;
         done = tly_stage_at(at)->ready(c, p);
         if (vouched && --op->chain.due == 0 && done >= 0) {
@@ -156,7 +156,7 @@ static bool chain_inward(tally_comm *c, struct part *p)
     p->homeward = true;
     for (int at = p->stage - 1; at > STAGE_TENSOR; at--) {
         p->stage = (uint8_t)at;
-        if (has(op, at) && !passes_by(p, at) && !tly_stage_at(at)->landed(c, p))
+        if (chain_has(op, at) && !chain_passes_by(p, at) && !tly_stage_at(at)->landed(c, p))
             return false;
     }
     p->stage = STAGE_TENSOR;
@@ -183,13 +183,13 @@ bool tly_chain_come_in(tally_comm *c, struct tally_op *op, int place)
 void tly_chain_admitted(struct part *p)
 {
     for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
-        if (has(p->op, at) && tly_stage_at(at)->admitted)
+        if (chain_has(p->op, at) && tly_stage_at(at)->admitted)
             tly_stage_at(at)->admitted(p);
 }
 
 /* --- said by stages ------------------------------------------------------------------------------ */
 
-static void tell(tally_comm *c, struct tly_list *list, struct tly_list *node)
+static void chain_tell(tally_comm *c, struct tly_list *list, struct tly_list *node)
 {
     struct tly_said *said = tly_inbox_said(&c->inbox);
     bool first = !atomic_load_explicit(&said->any, memory_order_relaxed);
@@ -205,10 +205,10 @@ void tly_stage_passed(struct part *p)
 {
     tally_comm *c = p->op->comm;
     tly_inbox_lock(&c->inbox);
-    tell(c, &tly_inbox_said(&c->inbox)->passed, &p->node);
+    chain_tell(c, &tly_inbox_said(&c->inbox)->passed, &p->node);
 }
 
-static void explain(struct tally_op *op, const char *sentence)
+static void chain_explain(struct tally_op *op, const char *sentence)
 {
     if (!op->chain.lost[0])
         snprintf(op->chain.lost, sizeof op->chain.lost, "%s", sentence);
@@ -219,15 +219,15 @@ void tly_stage_failed(struct part *p, int err, const char *sentence)
     tally_comm *c = p->op->comm;
     tly_inbox_lock(&c->inbox);
     p->err = (int16_t)err;
-    explain(p->op, sentence);
-    tell(c, &tly_inbox_said(&c->inbox)->passed, &p->node);
+    chain_explain(p->op, sentence);
+    chain_tell(c, &tly_inbox_said(&c->inbox)->passed, &p->node);
 }
 
 void tly_stage_over(struct tally_op *op, enum stage_place place)
 {
     tally_comm *c = op->comm;
     tly_inbox_lock(&c->inbox);
-    tell(c, &tly_inbox_said(&c->inbox)->over[place], &op->chain.over[place]);
+    chain_tell(c, &tly_inbox_said(&c->inbox)->over[place], &op->chain.over[place]);
 }
 
 void tly_stage_lost(struct tally_op *op, int err, const char *sentence)
@@ -239,11 +239,11 @@ void tly_stage_lost(struct tally_op *op, int err, const char *sentence)
         return;
     }
     op->chain.lost_err = err;
-    explain(op, sentence);
-    tell(c, &tly_inbox_said(&c->inbox)->over[STAGE_TENSOR], &op->chain.over[STAGE_TENSOR]);
+    chain_explain(op, sentence);
+    chain_tell(c, &tly_inbox_said(&c->inbox)->over[STAGE_TENSOR], &op->chain.over[STAGE_TENSOR]);
 }
 
-static void move(struct tly_list *from, struct tly_list *to)
+static void chain_move(struct tly_list *from, struct tly_list *to)
 {
     tly_list_init(to);
     while (!tly_list_empty(from))
@@ -257,9 +257,9 @@ bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *ove
         return false;
     tly_inbox_lock(&c->inbox);
     atomic_store_explicit(&said->any, false, memory_order_relaxed);
-    move(&said->passed, passed);
+    chain_move(&said->passed, passed);
     for (int at = 0; at < STAGE_NET; at++)
-        move(&said->over[at], &over[at]);
+        chain_move(&said->over[at], &over[at]);
     tly_inbox_unlock(&c->inbox);
     return true;
 }
@@ -298,12 +298,12 @@ int tly_chain_spoilt(const struct tally_op *op)
     return op->chain.spoilt;
 }
 
-static void withdraw(tally_comm *c, struct tally_op *op, bool over)
+static void chain_withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
     if (!op->chain.begun)
         return;
     for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
-        if (has(op, at))
+        if (chain_has(op, at))
             tly_stage_at(at)->withdraw(c, op, over);
     tly_inbox_lock(&c->inbox);
     for (int at = 0; at < STAGE_NET; at++)
@@ -322,14 +322,14 @@ bool tly_chain_takes_back(tally_comm *c, struct tally_op *op)
 void tly_chain_stop(tally_comm *c, struct tally_op *op)
 {
     op->chain.stopped = true;
-    withdraw(c, op, false);
+    chain_withdraw(c, op, false);
 }
 
 void tly_chain_withdraw(tally_comm *c, struct tally_op *op, bool landed)
 {
     if (!landed)
         tly_stage_at(STAGE_NET)->withdraw(c, op, true);
-    withdraw(c, op, true);
+    chain_withdraw(c, op, true);
 }
 
 const char *tly_chain_does(const struct part *p)

@@ -29,12 +29,12 @@
 #include "wire/frame.h"
 #include "wire/pack.h"
 
-static bool is_doubted(struct tly_task *task, void *user)
+static bool doubt_is_doubted(struct tly_task *task, void *user)
 {
     return tly_part_of(task)->state == PART_DOUBTED;
 }
 
-static bool doubt(struct tly_task *task, void *user)
+static bool doubt_task(struct tly_task *task, void *user)
 {
     tly_part_change(tly_part_of(task), PART_DOUBTED);
     return true;
@@ -77,7 +77,7 @@ void tly_doubt_begin(struct peer *p)
     const struct part *landing = tly_link_landing(p->link, &bytes);
     for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         doubt_parts(p, op, landing, bytes);
-    tly_sched_drop(&p->queue, is_doubted, NULL);
+    tly_sched_drop(&p->queue, doubt_is_doubted, NULL);
     while (!tly_list_empty(&p->kept)) {
         struct keep *k = tly_list_entry(p->kept.next, struct keep, node);
         k->said = false;
@@ -87,8 +87,8 @@ void tly_doubt_begin(struct peer *p)
     tly_queue_lost(p);
 }
 
-static void post_about(struct peer *p, const struct tly_frame *head, int type, uint16_t flags,
-                       uint32_t offset, const struct tly_writer *w)
+static void doubt_post_about(struct peer *p, const struct tly_frame *head, int type, uint16_t flags,
+                             uint32_t offset, const struct tly_writer *w)
 {
     struct tly_frame f = *head;
     f.type = (uint8_t)type;
@@ -102,7 +102,7 @@ static void post_about(struct peer *p, const struct tly_frame *head, int type, u
 }
 
 /* Put it in its service's hands: again, if that has never heard of it, else by saying what has landed. */
-static void say_part(struct peer *p, struct part *part)
+static void doubt_say_part(struct peer *p, struct part *part)
 {
     struct tly_frame head;
     if (!part->known) {
@@ -113,14 +113,14 @@ static void say_part(struct peer *p, struct part *part)
     }
     tly_peer_head(part, &head);
     tly_part_change(part, PART_SAID);
-    post_about(p, &head, TLY_HAVE,
-               (part->quiet ? TLY_QUIET : 0) | (tly_wait_is_patient(&part->op->wait) ? TLY_PATIENT : 0),
-               part->landed, NULL);
+    doubt_post_about(p, &head, TLY_HAVE,
+                     (part->quiet ? TLY_QUIET : 0) | (tly_wait_is_patient(&part->op->wait) ? TLY_PATIENT : 0),
+                     part->landed, NULL);
     if (part->index == 0 && part->op->reason)
         tly_queue_cancel(p->comm, part->op); /* that may have been lost, too */
 }
 
-static void say_keep(struct peer *p, struct keep *k, uint16_t resumed)
+static void doubt_say_keep(struct peer *p, struct keep *k, uint16_t resumed)
 {
     k->said = true;
     if (k->verdict) {
@@ -128,15 +128,15 @@ static void say_keep(struct peer *p, struct keep *k, uint16_t resumed)
         tly_write32(&w, (uint32_t)k->err);
         tly_write_text(&w, k->verdict);
         if (!w.failed)
-            post_about(p, &k->head, TLY_HAVE, TLY_MARK | resumed, 0, &w);
+            doubt_post_about(p, &k->head, TLY_HAVE, TLY_MARK | resumed, 0, &w);
         free(w.data);
         return;
     }
-    post_about(p, &k->head, TLY_HAVE, TLY_LAST | resumed, k->head.length, NULL);
+    doubt_post_about(p, &k->head, TLY_HAVE, TLY_LAST | resumed, k->head.length, NULL);
 }
 
 /* Nobody can be told anything by it: its operation has failed, or was none. */
-static bool is_empty(const struct keep *k)
+static bool doubt_is_empty(const struct keep *k)
 {
     return !k->part && !k->data && !k->verdict && (k->from || k->head.length > 0);
 }
@@ -148,17 +148,18 @@ void tly_doubt_say(struct peer *p, uint16_t resumed)
     for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         for (uint32_t i = 0; i < op->part_count; i++)
             if (op->parts[i].owner == p->index && op->parts[i].state == PART_DOUBTED)
-                say_part(p, &op->parts[i]);
+                doubt_say_part(p, &op->parts[i]);
     for (struct tly_list *n = p->doubted.next, *next; n != &p->doubted; n = next) {
         struct keep *k = tly_list_entry(n, struct keep, node);
         next = n->next;
-        if (is_empty(k))
+        if (doubt_is_empty(k))
             tly_keep_drop(c, k);
         else if (!k->said || resumed)
-            say_keep(p, k, p->mortal ? resumed : 0); /* here it is news: it has moved from who is gone */
+            doubt_say_keep(p, k,
+                           p->mortal ? resumed : 0); /* here it is news: it has moved from who is gone */
     }
     struct tly_frame done = {.type = TLY_DONE};
-    post_about(p, &done, TLY_DONE, resumed, 0, NULL);
+    doubt_post_about(p, &done, TLY_DONE, resumed, 0, NULL);
 }
 
 void tly_doubt_mended(struct peer *p)
@@ -170,7 +171,7 @@ void tly_doubt_mended(struct peer *p)
 }
 
 /* Only between two ranks a part's number does not stand for itself; these are summed by services that do not die alone. */
-static bool is_about(const struct keep *k, const struct tly_frame *f)
+static bool doubt_is_about(const struct keep *k, const struct tly_frame *f)
 {
     return k->head.key == f->key && k->head.round == f->round && k->head.part == f->part &&
            !(f->group & TLY_PAIR);
@@ -181,7 +182,7 @@ bool tly_doubt_confirmed(struct peer *p, const struct tly_frame *f, bool deliver
     tally_comm *c = p->comm;
     for (struct tly_list *n = p->doubted.next; n != &p->doubted; n = n->next) {
         struct keep *k = tly_list_entry(n, struct keep, node);
-        if (!is_about(k, f))
+        if (!doubt_is_about(k, f))
             continue;
         if (delivered && p->mortal) { /* it has only been delivered again */
             tly_list_remove(&k->node);
@@ -202,7 +203,7 @@ void tly_doubt_final(struct peer *p, const struct tly_frame *f)
     uint32_t length = 0;
     for (struct tly_list *n = p->doubted.next; n != &p->doubted && !data; n = n->next) {
         struct keep *k = tly_list_entry(n, struct keep, node);
-        if (!is_about(k, f))
+        if (!doubt_is_about(k, f))
             continue;
         head = k->head;
         data = k->part ? tly_keep_result(k->part, &length) : k->data;
@@ -221,7 +222,7 @@ void tly_doubt_final(struct peer *p, const struct tly_frame *f)
     do { /* at least one frame: nothing is a result too */
         uint32_t n = end - at < TLY_MAX_FRAGMENT ? end - at : TLY_MAX_FRAGMENT;
         struct tly_writer w = {.data = (uint8_t *)(data + at), .len = n};
-        post_about(p, &head, TLY_FINAL, at + n == end ? TLY_LAST : 0, at, &w);
+        doubt_post_about(p, &head, TLY_FINAL, at + n == end ? TLY_LAST : 0, at, &w);
         at += n;
     } while (at < end);
 }
@@ -229,7 +230,7 @@ void tly_doubt_final(struct peer *p, const struct tly_frame *f)
 /* What a service that is gone had goes to the substitutes. */
 void tly_doubt_hand_on(tally_comm *c, struct peer *from)
 {
-    tly_sched_drop(&from->queue, doubt, NULL);
+    tly_sched_drop(&from->queue, doubt_task, NULL);
     for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         for (uint32_t i = 0; i < op->part_count; i++)
             if (op->parts[i].owner == from->index && op->parts[i].state != PART_LANDED)

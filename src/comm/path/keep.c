@@ -84,7 +84,7 @@ const uint8_t *tly_keep_result(const struct part *p, uint32_t *length)
 }
 
 /* Few bytes of the operation are missing: rather than let it wait for all ranks to have this part, copy that aside. */
-static bool copy_aside(tally_comm *c, struct keep *k, const struct part *p)
+static bool keep_copy_aside(tally_comm *c, struct keep *k, const struct part *p)
 {
     if (p->quiet || tly_progress_missing(&p->op->progress) + p->bytes > c->params.retain_bytes)
         return false; /* who only gives must be able to give again */
@@ -115,7 +115,7 @@ void tly_keep_part(struct peer *p, struct part *part)
     if (!k)
         return;
     tly_peer_head(part, &k->head);
-    if (copy_aside(p->comm, k, part)) {
+    if (keep_copy_aside(p->comm, k, part)) {
         tly_op_settled(p->comm, part);
     } else {
         k->part = part;

@@ -6,7 +6,7 @@
  *
  * An operation without a stage goes to the engine past the loop (tly_comm_submit_local).  Of one with a stage the loop brings the
  * parts here (tly_stage_engine).  They wait until all are there, and the engine gets the operation as a whole.  When it has
- * ended, the parts turn back (turn_back in op.c); if it is diverted, they go on to the network.  Other ranks need not have a
+ * ended, the parts turn back (op_turn_back in op.c); if it is diverted, they go on to the network.  Other ranks need not have a
  * stage.  A rank that takes the operation back before the engine has it posts a mark, later it asks for it back
  * (tly_chain_takes_back). */
 #include <errno.h>
@@ -35,7 +35,7 @@
 #include "trace/timeline.h"
 #include "trace/trace.h"
 
-static void finish(tally_comm *c, struct tally_op *op)
+static void local_finish(tally_comm *c, struct tally_op *op)
 {
     tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
     tly_op_forget_tensor(c, op->tensor, op->mark);
@@ -73,7 +73,7 @@ static void local_ended(struct tally_op *op, int err, const char *sentence)
         snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), sentence);
         tly_handle_say(&op->handle, err, text);
     }
-    finish(c, op);
+    local_finish(c, op);
     tly_active_ended(&c->active, op->bytes);
     tly_op_set_done(op);
     tly_op_unref(op);
@@ -110,7 +110,7 @@ void tly_comm_submit_local(tally_comm *c, struct tally_op *op)
     if (!tly_local_submit(c->local, &op->shared.op))
         return;
     op->shared.engine = NULL;
-    finish(c, op);
+    local_finish(c, op);
     if (tly_completion_is_wanted(&op->completion)) {
         tly_op_set_done(op);
         tly_op_unref(op);
@@ -130,7 +130,7 @@ void tly_comm_count(const tally_comm *c, uint64_t *ops, uint64_t *bytes)
 /* --- a stage of an operation ---------------------------------------------------------------------- */
 
 /* Where each part of an allgather belongs. */
-static void spread_pieces(const struct tally_op *op)
+static void local_spread_pieces(const struct tally_op *op)
 {
     for (uint32_t i = 1; i < op->part_count; i++) {
         const struct part *p = &op->parts[i];
@@ -139,7 +139,7 @@ static void spread_pieces(const struct tally_op *op)
     }
 }
 
-static void staged_ended(struct tally_op *op, int err, const char *sentence)
+static void local_staged_ended(struct tally_op *op, int err, const char *sentence)
 {
     if (op->shared.mute)
         return;
@@ -148,17 +148,18 @@ static void staged_ended(struct tally_op *op, int err, const char *sentence)
         return;
     }
     if (op->shared.result)
-        spread_pieces(op);
+        local_spread_pieces(op);
     tly_stage_over(op, STAGE_ENGINE);
 }
 
-static void staged_diverted(struct tally_op *op)
+static void local_staged_diverted(struct tally_op *op)
 {
     for (uint32_t i = 0; i < op->part_count && !op->shared.mute; i++)
         tly_stage_passed(&op->parts[i]);
 }
 
-static const struct tly_engine_user staged_user = {.ended = staged_ended, .diverted = staged_diverted};
+static const struct tly_engine_user staged_user = {.ended = local_staged_ended,
+                                                   .diverted = local_staged_diverted};
 
 static void local_take(tally_comm *c, struct tally_op *op)
 {
@@ -185,7 +186,7 @@ static void local_enter(struct tally_op *op, bool mark)
 }
 
 /* The operation's own input and output, or what stages have put in their place. */
-static int place_pieces(struct tally_op *op)
+static int local_place_pieces(struct tally_op *op)
 {
     struct tly_local_op *l = &op->shared.op;
     l->input = op->input;
@@ -206,7 +207,7 @@ static int local_ready(tally_comm *c, struct part *p)
         return 0;
     op->shared.op.input = p->input;
     op->shared.op.output = p->landing;
-    int err = op->shared.op.call && op->shared.op.call->gathered ? place_pieces(op) : 0;
+    int err = op->shared.op.call && op->shared.op.call->gathered ? local_place_pieces(op) : 0;
     if (!err)
         local_enter(op, false);
     return err;

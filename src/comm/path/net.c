@@ -4,14 +4,15 @@
 #include "comm/path/queue.h"
 #include "comm/path/stage.h"
 
-static int ready(tally_comm *c, struct part *p)
+static int net_ready(tally_comm *c, struct part *p)
 {
     return tly_queue_part(c, p);
 }
 
-static void withdraw(tally_comm *c, struct tally_op *op, bool over)
+static void net_withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
     tly_queue_withdraw(c, op);
 }
 
-const struct stage tly_stage_net = {.does = "is about to be queued", .ready = ready, .withdraw = withdraw};
+const struct stage tly_stage_net = {
+    .does = "is about to be queued", .ready = net_ready, .withdraw = net_withdraw};

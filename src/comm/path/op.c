@@ -47,7 +47,7 @@ struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f)
 }
 
 /* Where the parts between two ranks begin and end. */
-static const uint32_t *pair_range(const struct tally_op *op, uint32_t pair)
+static const uint32_t *op_pair_range(const struct tally_op *op, uint32_t pair)
 {
     uint32_t me = (uint32_t)op->comm->rank;
     bool given = tly_pair_from(pair) == me;
@@ -67,7 +67,7 @@ struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f)
         return NULL;
     uint32_t at = f->part;
     if (op->pairs && at > 0) {
-        const uint32_t *range = pair_range(op, f->group);
+        const uint32_t *range = op_pair_range(op, f->group);
         if (!range || at - 1 >= range[1] - range[0])
             return NULL;
         at += range[0] - 1;
@@ -77,7 +77,7 @@ struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f)
 }
 
 /* failed: not all of it has landed. */
-static void complete(tally_comm *c, struct tally_op *op, bool failed)
+static void op_complete(tally_comm *c, struct tally_op *op, bool failed)
 {
     if (!op->mark)
         tly_map_take(&c->active.by_key, op->key);
@@ -96,7 +96,7 @@ static void complete(tally_comm *c, struct tally_op *op, bool failed)
 }
 
 /* Nobody waits for its parts any more. */
-static void forget_keeps(struct tally_op *op)
+static void op_forget_keeps(struct tally_op *op)
 {
     for (uint32_t i = 0; i < op->part_count; i++)
         if (op->parts[i].keep) {
@@ -113,8 +113,8 @@ void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentenc
     tly_handle_say(&op->handle, err, text);
     if (op->alone && err != ESHUTDOWN && !tly_comm_failed(c))
         tly_warn("comm", "%s", text);
-    forget_keeps(op);
-    complete(c, op, true);
+    op_forget_keeps(op);
+    op_complete(c, op, true);
 }
 
 void tly_op_end_all(tally_comm *c, int err, const char *sentence)
@@ -155,7 +155,7 @@ void tly_op_stage(const struct tally_op *op, char *out, size_t len)
 }
 
 /* Queue what is not queued yet, as far as it may be ahead of what has landed. */
-static int queue_parts(tally_comm *c, struct tally_op *op)
+static int op_queue_parts(tally_comm *c, struct tally_op *op)
 {
     uint32_t landed = op->part_count - op->progress.left, most = op->part_count;
     if (op->progress.ahead && landed + op->progress.ahead < most)
@@ -170,13 +170,13 @@ void tly_op_settled(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
     if (--op->progress.left == 0)
-        complete(c, op, false);
-    else if (op->progress.ahead && queue_parts(c, op) != 0)
+        op_complete(c, op, false);
+    else if (op->progress.ahead && op_queue_parts(c, op) != 0)
         tly_comm_fail(c, ENOMEM, "out of memory");
 }
 
 /* The part's result goes inward.  Once all are back at the tensor that is one thing less to wait for. */
-static void go_in(tally_comm *c, struct part *p)
+static void op_go_in(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
     if (tly_chain_in(c, p))
@@ -184,7 +184,7 @@ static void go_in(tally_comm *c, struct part *p)
 }
 
 /* Other ranks wait for a part that a stage could not do, and cannot be told. */
-static void fail_job(tally_comm *c, const struct tally_op *op, int err)
+static void op_fail_job(tally_comm *c, const struct tally_op *op, int err)
 {
     char text[TLY_SENTENCE], title[TLY_TITLE];
     snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), tly_chain_why(op));
@@ -196,7 +196,7 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
     struct tally_op *op = p->op;
     int spoilt = tly_chain_spoilt(op);
     if (spoilt && p->index == 0) { /* all had begun it when this rank took it back */
-        fail_job(c, op, spoilt);
+        op_fail_job(c, op, spoilt);
         return NULL;
     }
     tly_queue_remove(p); /* it may be queued again when the answer to what was sent before comes */
@@ -204,14 +204,14 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
     tly_traffic_landed(c, p);
     op->progress.missing -= p->bytes;
     if (!tly_chain_is_empty(&op->chain))
-        go_in(c, p);
+        op_go_in(c, p);
     if (p->index == 0 && op->call->answered) {
         int err = op->call->answered(c, op);
         p = &op->parts[0];
         if (err > 0 && !tly_chain_is_empty(&op->chain) && tly_chain_more(c, op) != 0)
             err = -ENOMEM;
         if (err > 0)
-            err = queue_parts(c, op);
+            err = op_queue_parts(c, op);
         if (err) {
             char text[TLY_TITLE + 100], title[TLY_TITLE];
             snprintf(text, sizeof text, "rank %d cannot take the result of %s: %s", c->rank,
@@ -238,7 +238,7 @@ void tly_op_cancel(tally_comm *c, struct tally_op *op)
 }
 
 /* The operation's round begins: in which epoch, and so who sums its parts, is known now. */
-static int begin(tally_comm *c, struct tally_op *op)
+static int op_begin(tally_comm *c, struct tally_op *op)
 {
     op->epoch = tly_epoch_begin(c, op->key, op->round);
     tly_debug("comm", "round %u of '%.100s' goes by split no. %u", op->round, op->tensor->name,
@@ -265,7 +265,7 @@ static int begin(tally_comm *c, struct tally_op *op)
         return tly_queue_part(c, &op->parts[0]);
     }
     if (!staged)
-        return queue_parts(c, op);
+        return op_queue_parts(c, op);
     op->progress.queued = op->part_count;
     return tly_chain_start(c, op);
 }
@@ -286,7 +286,7 @@ void tly_op_drain(tally_comm *c)
         op->wait.born = c->loop.awake;
         if (failed) {
             tly_op_end(c, op, failed, tly_comm_sentence(c));
-        } else if ((!op->mark && tly_map_put(&c->active.by_key, op->key, op) != 0) || begin(c, op) != 0) {
+        } else if ((!op->mark && tly_map_put(&c->active.by_key, op->key, op) != 0) || op_begin(c, op) != 0) {
             tly_comm_fail(c, ENOMEM, "out of memory");
             failed = ENOMEM;
         }
@@ -294,19 +294,19 @@ void tly_op_drain(tally_comm *c)
 }
 
 /* In the direction in which it goes. */
-static void go_on(tally_comm *c, struct part *p)
+static void op_go_on(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
     if (op->reason && op->parts[0].state == PART_IDLE) /* it has come back (tly_chain_takes_back) */
         tly_op_cancel(c, op);
     else if (p->homeward)
-        go_in(c, p);
+        op_go_in(c, p);
     else if (tly_chain_out(c, p) != 0)
         tly_comm_fail(c, ENOMEM, "out of memory");
 }
 
 /* The stage at this place is over with it.  Parts that have gone no farther have their result from there. */
-static void turn_back(tally_comm *c, struct tally_op *op, int place)
+static void op_turn_back(tally_comm *c, struct tally_op *op, int place)
 {
     for (uint32_t i = 0; i < op->part_count; i++) {
         struct part *p = &op->parts[i];
@@ -321,7 +321,7 @@ static void turn_back(tally_comm *c, struct tally_op *op, int place)
 }
 
 /* A stage could not do its work on a part. */
-static void fail_part(tally_comm *c, struct part *p)
+static void op_fail_part(tally_comm *c, struct part *p)
 {
     struct tally_op *op = p->op;
     if (p->homeward || tly_chain_has_more(op)) { /* the other ranks need what this one still has to push */
@@ -331,14 +331,14 @@ static void fail_part(tally_comm *c, struct part *p)
             tly_handle_say(&op->handle, p->err, text);
         }
         p->err = 0;
-        go_on(c, p);
+        op_go_on(c, p);
     } else if (op->parts[0].state == PART_IDLE && (op->reason || (op->reason = strdup(tly_chain_why(op))))) {
         tly_op_cancel(c, op);
     } else if (op->reason && op->parts[0].state != PART_LANDED) {
         /* Home knows that this rank has taken it back: a verdict comes, or part 0 lands. */
         tly_chain_spoil(op, p->err);
     } else {
-        fail_job(c, op, p->err);
+        op_fail_job(c, op, p->err);
     }
 }
 
@@ -352,15 +352,15 @@ void tly_op_drain_stages(tally_comm *c)
     while (!tly_list_empty(&passed)) {
         struct part *p = tly_list_entry(tly_list_take(&passed), struct part, node);
         if (p->err)
-            fail_part(c, p);
+            op_fail_part(c, p);
         else
-            go_on(c, p);
+            op_go_on(c, p);
     }
     while ((op = tly_chain_next(over, STAGE_TENSOR)))
         tly_chain_hear_lost(op, c->loop.awake);
     for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
         while ((op = tly_chain_next(over, at)))
-            turn_back(c, op, at);
+            op_turn_back(c, op, at);
 }
 
 enum {

@@ -150,7 +150,7 @@ static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint3
 }
 
 /* Bytes of the piece at a place of the table; without one all pieces are as long as the input. */
-static uint64_t piece_bytes(const struct tally_op *op, const int64_t *table, int at)
+static uint64_t parts_piece_bytes(const struct tally_op *op, const int64_t *table, int at)
 {
     return table ? (uint64_t)table[at] * tly_reduce_element_size(op->dtype) : op->bytes;
 }
@@ -163,7 +163,7 @@ int tly_parts_exchange(tally_comm *c, struct tally_op *op, const int64_t *table)
     if (!op->pairs)
         return tly_fail(ENOMEM, "out of memory");
     for (int i = 0; i < g->size; i++) {
-        uint64_t given = piece_bytes(op, table, i), taken = piece_bytes(op, table, g->size + i);
+        uint64_t given = parts_piece_bytes(op, table, i), taken = parts_piece_bytes(op, table, g->size + i);
         op->pairs[2 * i] = 1 + (uint32_t)total;
         total += i != g->rank ? tly_parts_count(given, part_of_pair(op, given)) : 0;
         op->pairs[2 * i + 1] = 1 + (uint32_t)total;
@@ -177,7 +177,7 @@ int tly_parts_exchange(tally_comm *c, struct tally_op *op, const int64_t *table)
     const uint8_t *input = op->input;
     uint8_t *output = op->output;
     for (int i = 0; i < g->size; i++) {
-        uint64_t given = piece_bytes(op, table, i), taken = piece_bytes(op, table, g->size + i);
+        uint64_t given = parts_piece_bytes(op, table, i), taken = parts_piece_bytes(op, table, g->size + i);
         int ahead = (i - g->rank + g->size) % g->size, behind = (g->rank - i + g->size) % g->size;
         if (i != g->rank) {
             pair_parts(c, op, op->parts + op->pairs[2 * i], tly_pair(me, g->ranks[i]), given, input, NULL,

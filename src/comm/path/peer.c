@@ -51,7 +51,7 @@ enum {
 
 /* --- out ----------------------------------------------------------------------------------------- */
 
-static void send_mark(struct part *p, struct tly_outgoing *out)
+static void peer_send_mark(struct part *p, struct tly_outgoing *out)
 {
     struct tly_writer w = {0};
     tly_write_text(&w, p->op->reason);
@@ -61,13 +61,13 @@ static void send_mark(struct part *p, struct tly_outgoing *out)
 }
 
 /* What has been received is told by the next push, if there will be one; at a step's end at once. */
-static void pace(struct peer *peer, struct tly_link *link)
+static void peer_pace(struct peer *peer, struct tly_link *link)
 {
     tly_link_set_pace(link, NEWS_PARTS * peer->comm->epoch->part_bytes,
                       tly_sched_waits(&peer->queue) ? NEWS_PUSH_MS : NEWS_MS);
 }
 
-static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
+static bool peer_next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
     struct peer *peer = user;
     if (tly_outbox_next(&peer->outbox, out, NULL))
@@ -75,7 +75,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
     tly_queue_admit(peer->comm);
     struct part *p = peer->first;
     if (!p) {
-        pace(peer, link);
+        peer_pace(peer, link);
         return false;
     }
     *out = (struct tly_outgoing){0};
@@ -84,7 +84,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
     tly_peer_head(p, &out->frame);
     uint32_t done = p->length;
     if (p->mark) {
-        send_mark(p, out);
+        peer_send_mark(p, out);
     } else if (!p->input || p->offer) {
         out->frame.flags = p->offer ? TLY_OFFER : TLY_REQUEST;
         tly_part_stamp(p, TLY_AT_SENT);
@@ -115,7 +115,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
     return true;
 }
 
-static void sent(void *user, struct tly_link *link, void *token)
+static void peer_sent(void *user, struct tly_link *link, void *token)
 {
     struct part *p = token;
     if (--p->frames == 0 && p->state == PART_SENT)
@@ -124,7 +124,7 @@ static void sent(void *user, struct tly_link *link, void *token)
 
 /* --- in ------------------------------------------------------------------------------------------ */
 
-static bool awaits_result(const struct part *p)
+static bool peer_awaits_result(const struct part *p)
 {
     switch (p->state) {
     case PART_QUEUED: /* again: what was had before may come meanwhile */
@@ -138,13 +138,13 @@ static bool awaits_result(const struct part *p)
 }
 
 /* Then what has not landed yet is the input still, and must stay whole: it may have to be given again. */
-static bool lands_over_input(const struct part *p)
+static bool peer_lands_over_input(const struct part *p)
 {
     return p->input && p->landing < p->input + p->length && p->input < p->landing + p->result_length;
 }
 
-static int header(void *user, struct tly_link *link, const struct tly_frame *f, struct tly_landing *land,
-                  const char **why)
+static int peer_header(void *user, struct tly_link *link, const struct tly_frame *f, struct tly_landing *land,
+                       const char **why)
 {
     struct peer *peer = user;
     if (!tly_frame_goes(f->type, TLY_SERVICE_TO_RANK)) {
@@ -153,7 +153,7 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
     }
     if (f->type == TLY_RESULT) {
         struct part *p = tly_op_find_part(peer, f);
-        if (!p || !awaits_result(p))
+        if (!p || !peer_awaits_result(p))
             return 0; /* of something that has failed meanwhile, or that has landed before */
         bool ends = f->offset + f->payload == f->length;
         if (f->length != p->result_length || f->offset != p->landed || ends != !!(f->flags & TLY_LAST)) {
@@ -165,14 +165,14 @@ static int header(void *user, struct tly_link *link, const struct tly_frame *f, 
         if (f->payload)
             *land = (struct tly_landing){.to = p->landing + f->offset,
                                          .token = p,
-                                         .in_blocks = lands_over_input(p)};
+                                         .in_blocks = peer_lands_over_input(p)};
         return 0;
     }
     land->control = true;
     return 0;
 }
 
-static void count_received(struct peer *peer, uint32_t bytes)
+static void peer_count_received(struct peer *peer, uint32_t bytes)
 {
     struct tly_counts counts = {.received = ++peer->received};
     if (peer->link) /* what has come may just have failed the communicator */
@@ -180,16 +180,16 @@ static void count_received(struct peer *peer, uint32_t bytes)
 }
 
 /* The ranks that only give keep their input until this root has the result, and their operations wait for that news. */
-static bool givers_wait(struct peer *peer, const struct part *p)
+static bool peer_givers_wait(struct peer *peer, const struct part *p)
 {
     return p && p->op->call->reduces && p->op->call->root && peer->mortal && !tly_sched_waits(&peer->queue);
 }
 
-static void on_result(struct peer *peer, const struct tly_frame *f, const void *data)
+static void peer_on_result(struct peer *peer, const struct tly_frame *f, const void *data)
 {
     struct part *p = tly_op_find_part(peer, f);
-    bool last = f->flags & TLY_LAST, urgent = givers_wait(peer, p);
-    if (p && awaits_result(p) && (data || f->payload == 0)) {
+    bool last = f->flags & TLY_LAST, urgent = peer_givers_wait(peer, p);
+    if (p && peer_awaits_result(p) && (data || f->payload == 0)) {
         p->landed += f->payload;
         if (last) {
             tly_part_stamp(p, TLY_AT_LANDED);
@@ -203,10 +203,10 @@ static void on_result(struct peer *peer, const struct tly_frame *f, const void *
         tly_keep_unasked(peer, f);
     }
     if (last)
-        count_received(peer, urgent ? UINT32_MAX : f->length);
+        peer_count_received(peer, urgent ? UINT32_MAX : f->length);
 }
 
-static struct tally_op *find_mark(tally_comm *c, const struct tly_frame *f)
+static struct tally_op *peer_find_mark(tally_comm *c, const struct tly_frame *f)
 {
     for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         if (op->mark && op->key == f->key && op->round == f->round)
@@ -214,13 +214,13 @@ static struct tally_op *find_mark(tally_comm *c, const struct tly_frame *f)
     return NULL;
 }
 
-static void on_verdict(struct peer *peer, const struct tly_frame *f, const void *data)
+static void peer_on_verdict(struct peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};
     char sentence[TLY_SENTENCE];
     int err = (int)tly_read32(&r);
     tly_read_text(&r, sentence, sizeof sentence);
-    struct tally_op *op = tly_op_find(peer->comm, f), *mark = op ? NULL : find_mark(peer->comm, f);
+    struct tally_op *op = tly_op_find(peer->comm, f), *mark = op ? NULL : peer_find_mark(peer->comm, f);
     bool kept = tly_doubt_confirmed(peer, f, true) || !peer->mortal;
     if (!kept && (op || mark))
         tly_keep_verdict(peer, op ? op : mark, err, sentence);
@@ -232,10 +232,10 @@ static void on_verdict(struct peer *peer, const struct tly_frame *f, const void 
         tly_op_end(peer->comm, op, err > 0 ? err : EINVAL, sentence);
     else if (mark)
         tly_op_end(peer->comm, mark, 0, sentence); /* as it was meant */
-    count_received(peer, f->payload);
+    peer_count_received(peer, f->payload);
 }
 
-static void tell_spec(struct peer *peer, const struct tly_frame *f)
+static void peer_tell_spec(struct peer *peer, const struct tly_frame *f)
 {
     char text[400] = "no such operation";
     struct tally_op *op = tly_op_find(peer->comm, f);
@@ -252,7 +252,7 @@ static void tell_spec(struct peer *peer, const struct tly_frame *f)
 }
 
 /* Home says who is late. */
-static void on_late(struct peer *peer, const struct tly_frame *f, const void *data)
+static void peer_on_late(struct peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};
     struct tally_op *op = tly_op_find(peer->comm, f);
@@ -267,7 +267,7 @@ static void on_late(struct peer *peer, const struct tly_frame *f, const void *da
         tly_warn("comm", "%s has waited %.0f s for rank %s", tly_op_title(op, title), seconds, ranks);
 }
 
-static void on_report(struct peer *peer, const struct tly_frame *f, const void *data)
+static void peer_on_report(struct peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};
     tally_comm *c = peer->comm;
@@ -276,7 +276,7 @@ static void on_report(struct peer *peer, const struct tly_frame *f, const void *
     tly_report_came(&c->reports, &peer->reported);
 }
 
-static void on_pace(struct peer *peer, const struct tly_frame *f, const void *data)
+static void peer_on_pace(struct peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};
     uint64_t sending_us = tly_read64(&r);
@@ -285,13 +285,14 @@ static void on_pace(struct peer *peer, const struct tly_frame *f, const void *da
 }
 
 /* Results that a service may have asked for are less than this. */
-static uint64_t largest_window(const struct tly_roster *r)
+static uint64_t peer_largest_window(const struct tly_roster *r)
 {
     uint64_t now = tly_roster_window((int)tly_roster_active(r), r->part_bytes, UINT64_MAX, 0);
     return now > r->window_bytes ? now : r->window_bytes;
 }
 
-static int frame(void *user, struct tly_link *link, const struct tly_frame *f, void *data, const char **why)
+static int peer_frame(void *user, struct tly_link *link, const struct tly_frame *f, void *data,
+                      const char **why)
 {
     struct peer *peer = user;
     tally_comm *c = peer->comm;
@@ -306,20 +307,20 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
     }
     bool asks = f->type == TLY_SPEC || f->type == TLY_AGAIN;
     if (peer->mortal && asks &&
-        peer->outbox.bytes > TLY_MOST_LETTER_BYTES + largest_window(&c->member.roster)) {
+        peer->outbox.bytes > TLY_MOST_LETTER_BYTES + peer_largest_window(&c->member.roster)) {
         *why = "it keeps asking and reads no answers";
         return -EPROTO;
     }
     struct part *p;
     switch (f->type) {
     case TLY_RESULT:
-        on_result(peer, f, data);
+        peer_on_result(peer, f, data);
         break;
     case TLY_VERDICT:
-        on_verdict(peer, f, data);
+        peer_on_verdict(peer, f, data);
         break;
     case TLY_SPEC:
-        tell_spec(peer, f);
+        peer_tell_spec(peer, f);
         break;
     case TLY_AGAIN:
         p = tly_op_find_part(peer, f);
@@ -332,13 +333,13 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
         tly_doubt_confirmed(peer, f, false);
         break;
     case TLY_PACE:
-        on_pace(peer, f, data);
+        peer_on_pace(peer, f, data);
         break;
     case TLY_STATUS:
         if (f->key)
-            on_late(peer, f, data);
+            peer_on_late(peer, f, data);
         else
-            on_report(peer, f, data);
+            peer_on_report(peer, f, data);
         break;
     default:
         break;
@@ -348,7 +349,7 @@ static int frame(void *user, struct tly_link *link, const struct tly_frame *f, v
 
 /* --- life ---------------------------------------------------------------------------------------- */
 
-static void opened(void *user, struct tly_link *link)
+static void peer_opened(void *user, struct tly_link *link)
 {
     struct peer *peer = user;
     tally_comm *c = peer->comm;
@@ -395,9 +396,9 @@ void tly_peer_give_up(struct peer *peer, const char *why)
     tly_comm_doom(c, 0, EXPLAIN_MS * TLY_MS, sentence);
 }
 
-static int dial(struct peer *p);
+static int peer_dial(struct peer *p);
 
-static void closed(void *user, struct tly_link *link, int err, const char *why)
+static void peer_closed(void *user, struct tly_link *link, int err, const char *why)
 {
     struct peer *peer = user;
     tally_comm *c = peer->comm;
@@ -410,7 +411,7 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
         return;
     if (!was_open && worse) { /* there is another way */
         peer->dialling.skip = worse;
-        if (dial(peer) == 0)
+        if (peer_dial(peer) == 0)
             return;
     }
     if (was_open) {
@@ -434,9 +435,14 @@ static void closed(void *user, struct tly_link *link, int err, const char *why)
 }
 
 static const struct tly_link_user calls = {
-    .opened = opened, .header = header, .frame = frame, .next = next, .sent = sent, .closed = closed};
+    .opened = peer_opened,
+    .header = peer_header,
+    .frame = peer_frame,
+    .next = peer_next,
+    .sent = peer_sent,
+    .closed = peer_closed};
 
-static int dial(struct peer *p)
+static int peer_dial(struct peer *p)
 {
     tally_comm *c = p->comm;
     const struct tly_roster_service *s = &c->member.roster.services[p->index];
@@ -474,7 +480,7 @@ int tly_peer_connect(struct peer *p)
     p->mortal = s->role == TLY_ROLE_TALLYD;
     tly_service_name(roster, p->index, p->name, sizeof p->name);
     p->dialling.skip = p->dialling.skip_ever;
-    return dial(p);
+    return peer_dial(p);
 }
 
 void tly_peer_drop(struct peer *p)
@@ -489,7 +495,7 @@ void tly_peer_drop(struct peer *p)
 }
 
 /* Has anybody on another host been heard in the last `ns`?  Else we may be the ones that are cut off. */
-static bool hears_others(const struct peer *silent, int64_t ns)
+static bool peer_hears_others(const struct peer *silent, int64_t ns)
 {
     const tally_comm *c = silent->comm;
     int64_t since = c->loop.awake - ns;
@@ -506,7 +512,7 @@ static bool hears_others(const struct peer *silent, int64_t ns)
 
 /* A tallyd that gives no sign of life while operations wait costs the whole job its time, and out it loses nothing: so it is
  * judged soon, but only by a loop that ran all that time, and only if the path is known to be well. */
-static void look_for_life(struct peer *p)
+static void peer_look_for_life(struct peer *p)
 {
     tally_comm *c = p->comm;
     bool reached;
@@ -515,17 +521,17 @@ static void look_for_life(struct peer *p)
     if (!tly_link_await(p->link, !tly_active_is_empty(&c->active)))
         return;
     int64_t quiet = tly_link_unanswered(p->link, &reached);
-    if (quiet < TALLYD_UNANSWERED_MS * TLY_MS || !(reached || hears_others(p, quiet)))
+    if (quiet < TALLYD_UNANSWERED_MS * TLY_MS || !(reached || peer_hears_others(p, quiet)))
         return;
     char why[100];
     snprintf(why, sizeof why, "no sign of life for %.1f s", (double)quiet / TLY_SEC);
-    closed(p, p->link, ETIMEDOUT, why);
+    peer_closed(p, p->link, ETIMEDOUT, why);
 }
 
 void tly_peer_tick(struct peer *p)
 {
     tally_comm *c = p->comm;
-    look_for_life(p);
+    peer_look_for_life(p);
     if (p->open && p->dialling.losses && c->loop.awake - p->dialling.lost_at > FORGIVEN_S * TLY_SEC)
         p->dialling.losses = 0;
     bool late = c->loop.awake - p->dialling.at >= REACH_S * TLY_SEC;

@@ -25,7 +25,7 @@
 
 /* The window counts a part's bytes, whichever way they go.  The credit counts what is handed to the card, and a request or
  * an offer brings nothing. */
-static void measure(struct part *p)
+static void queue_measure(struct part *p)
 {
     bool brings = p->input && !p->offer;
     p->task.bytes = tly_charge(p->length);
@@ -33,7 +33,7 @@ static void measure(struct part *p)
 }
 
 /* The core starts it. */
-static void admit(struct tly_task *task)
+static void queue_admit(struct tly_task *task)
 {
     struct part *p = tly_part_of(task);
     tally_comm *c = p->op->comm;
@@ -65,8 +65,8 @@ int tly_queue_part(tally_comm *c, struct part *p)
         .credit = op->epoch == c->epoch ? op->credit : 0,
         /* The opening credit does not hold requests: a service tells little before it has something to answer. */
         .eager = !p->input,
-        .start = admit};
-    measure(p);
+        .start = queue_admit};
+    queue_measure(p);
     err = tly_sched_ready(&peer->queue, &p->task);
     if (err)
         return err;
@@ -94,7 +94,7 @@ void tly_queue_accepted(struct peer *peer, uint64_t accepted)
 }
 
 /* An admitted part does not go on: what it has not sent is no longer in flight. */
-static void retract(tally_comm *c, struct part *p)
+static void queue_retract(tally_comm *c, struct part *p)
 {
     struct peer *peer = &c->peers[p->owner];
     struct part **at = &peer->first, *before = NULL;
@@ -111,12 +111,12 @@ static void retract(tally_comm *c, struct part *p)
     tly_traffic_accepted(peer);
 }
 
-static bool belongs_to(struct tly_task *task, void *op)
+static bool queue_belongs_to(struct tly_task *task, void *op)
 {
     return tly_part_of(task)->op == op;
 }
 
-static bool is_part(struct tly_task *task, void *part)
+static bool queue_is_part(struct tly_task *task, void *part)
 {
     return tly_part_of(task) == part;
 }
@@ -126,16 +126,16 @@ void tly_queue_remove(struct part *p)
     tally_comm *c = p->op->comm;
     struct peer *peer = &c->peers[p->owner];
     if (p->state == PART_QUEUED)
-        tly_sched_drop(&peer->queue, is_part, p);
+        tly_sched_drop(&peer->queue, queue_is_part, p);
     else if (p->state == PART_ADMITTED)
-        retract(c, p);
+        queue_retract(c, p);
     if (p->frames && peer->link)
         tly_link_detach(peer->link, p);
     p->frames = 0;
 }
 
 /* reason: to home, for all ranks; NULL: what has come of it is not needed any more. */
-static void cancel(tally_comm *c, struct part *p, const char *reason)
+static void queue_cancel(tally_comm *c, struct part *p, const char *reason)
 {
     struct tly_frame f;
     struct tly_writer w = {0};
@@ -157,14 +157,14 @@ void tly_queue_cancel(tally_comm *c, struct tally_op *op)
         return; /* all have begun it: it ends by itself */
     if (p->known) {
         if (c->peers[p->owner].open) /* else it is said when the connection is mended */
-            cancel(c, p, op->reason);
+            queue_cancel(c, p, op->reason);
         return;
     }
     if (admitted)
-        retract(c, p);
+        queue_retract(c, p);
     p->mark = true;
     p->length = 0;
-    measure(p);
+    queue_measure(p);
     if (admitted && tly_queue_part(c, p) != 0)
         tly_comm_fail(c, ENOMEM, "out of memory");
 }
@@ -177,18 +177,18 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
         struct peer *peer = &c->peers[p->owner];
         queued |= p->state == PART_QUEUED;
         if (p->state == PART_ADMITTED)
-            retract(c, p);
+            queue_retract(c, p);
         if (peer->link) {
             tly_link_sink(peer->link, p);
             tly_link_detach(peer->link, p);
         }
         /* At home the verdict is the answer; the others must be told. */
         if (p->known && p->state != PART_LANDED && p->index != 0 && peer->open)
-            cancel(c, p, NULL);
+            queue_cancel(c, p, NULL);
         tly_part_change(p, PART_IDLE);
     }
     for (int i = 0; i < c->services && queued; i++)
-        tly_sched_drop(&c->peers[i].queue, belongs_to, op);
+        tly_sched_drop(&c->peers[i].queue, queue_belongs_to, op);
 }
 
 /* The service had to drop it, or was only offered it, or its connection or service was lost. */
@@ -197,7 +197,7 @@ void tly_queue_again(tally_comm *c, struct part *p, uint32_t start)
     if (start > p->length || (p->state == PART_QUEUED && p->start == start))
         return;
     if (p->state == PART_ADMITTED && (p->sent > p->start || p->start != start))
-        retract(c, p);
+        queue_retract(c, p);
     else if (p->state != PART_SENT && p->state != PART_SAID)
         return; /* it will go from there anyway */
     p->offer = false;
