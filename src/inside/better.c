@@ -9,7 +9,7 @@
 #define WORTH 0.01
 
 /* Seconds by the best of the ways that are found fast. */
-static int quick(const struct tly_machine *m, const struct tly_inside_job *job, double *seconds)
+static int better_quick(const struct tly_machine *m, const struct tly_inside_job *job, double *seconds)
 {
     struct tly_inside out;
     int err;
@@ -24,7 +24,7 @@ static int quick(const struct tly_machine *m, const struct tly_inside_job *job, 
 }
 
 /* Puts it below switch `to`, or on a port of its own at `node`. */
-static void move(struct tly_machine *m, bool card, int which, int to, int node)
+static void better_move(struct tly_machine *m, bool card, int which, int to, int node)
 {
     int *parent = card ? &m->card[which].parent : &m->gpu[which].parent;
     int *at = card ? &m->card[which].node : &m->gpu[which].node;
@@ -32,8 +32,9 @@ static void move(struct tly_machine *m, bool card, int which, int to, int node)
     *at = to >= 0 ? m->sw[to].node : node;
 }
 
-static int try_places(const struct tly_machine *m, struct tly_machine *copy, const struct tly_inside_job *job,
-                      bool card, int which, struct tly_inside_move *best)
+static int better_try_places(const struct tly_machine *m, struct tly_machine *copy,
+                             const struct tly_inside_job *job, bool card, int which,
+                             struct tly_inside_move *best)
 {
     int parent = card ? m->card[which].parent : m->gpu[which].parent;
     int node = card ? m->card[which].node : m->gpu[which].node;
@@ -42,19 +43,19 @@ static int try_places(const struct tly_machine *m, struct tly_machine *copy, con
         double seconds;
         if ((sw >= 0 && m->sw[sw].gpu) || (sw == parent && (sw >= 0 || at == node)))
             continue;
-        move(copy, card, which, sw, at);
-        int err = quick(copy, job, &seconds);
+        better_move(copy, card, which, sw, at);
+        int err = better_quick(copy, job, &seconds);
         if (err)
             return err;
         if (best->which < 0 || seconds < best->seconds)
             *best = (struct tly_inside_move){card, which, sw, at, seconds};
     }
-    move(copy, card, which, parent, node);
+    better_move(copy, card, which, parent, node);
     return 0;
 }
 
 /* GPUs of one place are alike: the first of each stands for them. */
-static bool first_of_its_place(const struct tly_machine *m, int gpu)
+static bool better_first_of_its_place(const struct tly_machine *m, int gpu)
 {
     for (int g = 0; g < gpu; g++)
         if (m->gpu[g].parent == m->gpu[gpu].parent && m->gpu[g].node == m->gpu[gpu].node)
@@ -68,15 +69,15 @@ int tly_inside_better(const struct tly_machine *m, const struct tly_inside_job *
     struct tly_inside_move best[2] = {{.card = true, .which = -1}, {.which = -1}};
     struct tly_machine *copy = malloc(sizeof *copy);
     double now;
-    int n = 0, err = copy ? quick(m, job, &now) : -ENOMEM;
+    int n = 0, err = copy ? better_quick(m, job, &now) : -ENOMEM;
     if (!err)
         memcpy(copy, m, sizeof *copy);
     for (int c = 0; c < m->cards && !err && job->traffic > 0; c++)
         if (!m->card[c].idle)
-            err = try_places(m, copy, job, true, c, &best[0]);
+            err = better_try_places(m, copy, job, true, c, &best[0]);
     for (int g = 0; g < m->gpus && !err; g++)
-        if (first_of_its_place(m, g))
-            err = try_places(m, copy, job, false, g, &best[1]);
+        if (better_first_of_its_place(m, g))
+            err = better_try_places(m, copy, job, false, g, &best[1]);
     free(copy);
     if (err)
         return err;

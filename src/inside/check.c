@@ -21,9 +21,9 @@ struct replay {
     size_t size;
 };
 
-static int wrong(struct replay *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static int check_wrong(struct replay *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-static int wrong(struct replay *r, const char *format, ...)
+static int check_wrong(struct replay *r, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -34,29 +34,29 @@ static int wrong(struct replay *r, const char *format, ...)
 
 /* --- the graph ---------------------------------------------------------------------------------------------- */
 
-static int above(int parent, int node)
+static int check_above(int parent, int node)
 {
     return parent >= 0 ? SWITCH + parent : NODE + node;
 }
 
-static void ends(const struct tly_machine *m, const struct tly_inside_link *l, int *from, int *to)
+static void check_ends(const struct tly_machine *m, const struct tly_inside_link *l, int *from, int *to)
 {
     int a = l->a, way[2] = {NOWHERE, NOWHERE};
     switch (l->kind) {
     case TLY_LINK_GPU_UP:
     case TLY_LINK_GPU_DOWN:
         way[0] = GPU + a;
-        way[1] = above(m->gpu[a].parent, m->gpu[a].node);
+        way[1] = check_above(m->gpu[a].parent, m->gpu[a].node);
         break;
     case TLY_LINK_SWITCH_UP:
     case TLY_LINK_SWITCH_DOWN:
         way[0] = SWITCH + a;
-        way[1] = above(m->sw[a].parent, m->sw[a].node);
+        way[1] = check_above(m->sw[a].parent, m->sw[a].node);
         break;
     case TLY_LINK_CARD_UP:
     case TLY_LINK_CARD_DOWN:
         way[0] = CARD + a;
-        way[1] = above(m->card[a].parent, m->card[a].node);
+        way[1] = check_above(m->card[a].parent, m->card[a].node);
         break;
     case TLY_LINK_NET_OUT:
     case TLY_LINK_NET_IN:
@@ -87,7 +87,7 @@ static void ends(const struct tly_machine *m, const struct tly_inside_link *l, i
 }
 
 /* What the machine says that a link carries. */
-static double rate_of(const struct tly_machine *m, const struct tly_inside_link *l)
+static double check_rate_of(const struct tly_machine *m, const struct tly_inside_link *l)
 {
     switch (l->kind) {
     case TLY_LINK_GPU_UP:
@@ -113,7 +113,7 @@ static double rate_of(const struct tly_machine *m, const struct tly_inside_link 
     }
 }
 
-static int place(const struct tly_machine *m, int at, int which)
+static int check_place(const struct tly_machine *m, int at, int which)
 {
     return at == TLY_AT_GPU ? GPU + which : at == TLY_AT_SLOT ? NODE + m->gpu[which].node : NODE + which;
 }
@@ -121,61 +121,61 @@ static int place(const struct tly_machine *m, int at, int which)
 /* --- one step's way ----------------------------------------------------------------------------------------- */
 
 /* Below which switches is a place: they are marked. */
-static void mark(const struct tly_machine *m, int parent, bool *below)
+static void check_mark(const struct tly_machine *m, int parent, bool *below)
 {
     for (; parent >= 0; parent = m->sw[parent].parent)
         below[parent] = true;
 }
 
 /* Do two GPUs have no switch in common? */
-static bool apart(const struct tly_machine *m, int a, int b)
+static bool check_apart(const struct tly_machine *m, int a, int b)
 {
     bool below[TLY_MAX_SWITCHES] = {false};
-    mark(m, m->gpu[a].parent, below);
+    check_mark(m, m->gpu[a].parent, below);
     for (int at = m->gpu[b].parent; at >= 0; at = m->sw[at].parent)
         if (below[at])
             return false;
     return true;
 }
 
-static int walk(struct replay *r, int number, const struct tly_inside_step *s)
+static int check_walk(struct replay *r, int number, const struct tly_inside_step *s)
 {
     const struct tly_machine *m = r->m;
-    int at = place(m, s->from_at, s->from), to = place(m, s->to_at, s->to), card = NOWHERE;
+    int at = check_place(m, s->from_at, s->from), to = check_place(m, s->to_at, s->to), card = NOWHERE;
     bool bus = false, out = false, back = false;
     if (s->begin >= s->end || s->end > r->plan->job.bytes)
-        return wrong(r, "step %d: no bytes, or more than there are", number);
+        return check_wrong(r, "step %d: no bytes, or more than there are", number);
     if (s->verb == TLY_DO_EXCHANGE) {
         card = CARD + s->to;
         to = at;
     }
     double bytes = (double)(s->end - s->begin) * (card == NOWHERE ? 1 : r->plan->job.traffic);
     if (fabs(bytes - s->bytes) > 1e-9 * bytes)
-        return wrong(r, "step %d: %.0f bytes on each link in place of %.0f", number, s->bytes, bytes);
+        return check_wrong(r, "step %d: %.0f bytes on each link in place of %.0f", number, s->bytes, bytes);
     for (int i = 0; i < s->links; i++) {
         const struct tly_inside_link *l = &r->plan->link[s->link[i]];
         int from, next;
         if (s->link[i] >= r->plan->links)
-            return wrong(r, "step %d: there is no link %d", number, s->link[i]);
-        ends(m, l, &from, &next);
+            return check_wrong(r, "step %d: there is no link %d", number, s->link[i]);
+        check_ends(m, l, &from, &next);
         if (from != at)
-            return wrong(r, "step %d: link %d begins elsewhere", number, i);
+            return check_wrong(r, "step %d: link %d begins elsewhere", number, i);
         bus |= l->kind == TLY_LINK_GPU_UP;
         out |= l->kind == TLY_LINK_NET_OUT && at == card;
         back |= l->kind == TLY_LINK_NET_IN && next == card;
         at = next;
     }
     if (at != to)
-        return wrong(r, "step %d: it does not end where it should", number);
+        return check_wrong(r, "step %d: it does not end where it should", number);
     if (card != NOWHERE && (!out || !back))
-        return wrong(r, "step %d: it does not go out and back by its card", number);
+        return check_wrong(r, "step %d: it does not go out and back by its card", number);
     bool gpus = s->from_at == TLY_AT_GPU && s->to_at == TLY_AT_GPU;
-    bool slow = gpus && bus && apart(m, s->from, s->to);
+    bool slow = gpus && bus && check_apart(m, s->from, s->to);
     if (slow != s->across)
-        return wrong(r, "step %d: whether it leaves its switch is not so", number);
+        return check_wrong(r, "step %d: whether it leaves its switch is not so", number);
     for (int i = 0; i < s->links; i++) {
         const struct tly_inside_link *l = &r->plan->link[s->link[i]];
-        double rate = rate_of(m, l);
+        double rate = check_rate_of(m, l);
         bool of_bus = l->kind <= TLY_LINK_SWITCH_DOWN;
         if (slow && of_bus && m->across.bytes > 0 && m->across.bytes < rate)
             rate = m->across.bytes;
@@ -197,36 +197,36 @@ struct ledger {
     int exchanged;
 };
 
-static struct lies *lies_at(struct ledger *l, int at, int which)
+static struct lies *check_lies_at(struct ledger *l, int at, int which)
 {
     return at == TLY_AT_GPU ? &l->gpu[which] : at == TLY_AT_SLOT ? &l->slot[which] : &l->node[which];
 }
 
-static int apply(struct replay *r, int number, const struct tly_inside_step *s, struct ledger *l,
-                 uint64_t all)
+static int check_apply(struct replay *r, int number, const struct tly_inside_step *s, struct ledger *l,
+                       uint64_t all)
 {
-    struct lies *from = lies_at(l, s->from_at, s->from);
+    struct lies *from = check_lies_at(l, s->from_at, s->from);
     if (s->verb == TLY_DO_EXCHANGE) {
         if (from->whose != all || from->whole)
-            return wrong(r, "step %d: what goes out is not the machine's sum", number);
+            return check_wrong(r, "step %d: what goes out is not the machine's sum", number);
         from->whole = true;
         l->exchanged++;
         return 0;
     }
-    struct lies *to = lies_at(l, s->to_at, s->to);
+    struct lies *to = check_lies_at(l, s->to_at, s->to);
     if (!from->whose)
-        return wrong(r, "step %d: there is nothing to copy", number);
+        return check_wrong(r, "step %d: there is nothing to copy", number);
     if (s->verb == TLY_DO_COPY) {
         *to = *from;
         return 0;
     }
     if ((to->whose & from->whose) || to->whole || from->whole)
-        return wrong(r, "step %d: somebody's bytes are added twice", number);
+        return check_wrong(r, "step %d: somebody's bytes are added twice", number);
     to->whose |= from->whose;
     return 0;
 }
 
-static int account(struct replay *r, uint64_t begin, uint64_t end)
+static int check_account(struct replay *r, uint64_t begin, uint64_t end)
 {
     const struct tly_inside *plan = r->plan;
     struct ledger l = {0};
@@ -236,64 +236,64 @@ static int account(struct replay *r, uint64_t begin, uint64_t end)
         l.gpu[g].whose = 1ULL << g;
     for (int i = 0; i < plan->steps; i++) {
         const struct tly_inside_step *s = &plan->step[i];
-        int err = s->begin <= begin && s->end >= end ? apply(r, i, s, &l, all) : 0;
+        int err = s->begin <= begin && s->end >= end ? check_apply(r, i, s, &l, all) : 0;
         if (err)
             return err;
     }
     if (l.exchanged != network)
-        return wrong(r, "bytes from %llu on go %d times over the network", (unsigned long long)begin,
-                     l.exchanged);
+        return check_wrong(r, "bytes from %llu on go %d times over the network", (unsigned long long)begin,
+                           l.exchanged);
     for (int g = 0; g < r->m->gpus; g++)
         if (l.gpu[g].whose != all || l.gpu[g].whole != network)
-            return wrong(r, "GPU %d does not end with the sum of the bytes from %llu on", g,
-                         (unsigned long long)begin);
+            return check_wrong(r, "GPU %d does not end with the sum of the bytes from %llu on", g,
+                               (unsigned long long)begin);
     return 0;
 }
 
-static int by_value(const void *a, const void *b)
+static int check_by_value(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 
 /* Range by range, between all places where a step begins or ends. */
-static int account_all(struct replay *r)
+static int check_account_all(struct replay *r)
 {
     const struct tly_inside *plan = r->plan;
     size_t n = 0, count = 2 * (size_t)plan->steps + 2;
     int err = 0;
     uint64_t *cut = malloc(count * sizeof *cut);
     if (!cut)
-        return wrong(r, "out of memory");
+        return check_wrong(r, "out of memory");
     cut[n++] = 0;
     cut[n++] = plan->job.bytes;
     for (int i = 0; i < plan->steps; i++) {
         cut[n++] = plan->step[i].begin;
         cut[n++] = plan->step[i].end;
     }
-    qsort(cut, n, sizeof *cut, by_value);
+    qsort(cut, n, sizeof *cut, check_by_value);
     for (size_t i = 0; i + 1 < n && !err; i++)
         if (cut[i] < cut[i + 1])
-            err = account(r, cut[i], cut[i + 1]);
+            err = check_account(r, cut[i], cut[i + 1]);
     free(cut);
     return err;
 }
 
-static bool close_to(double a, double b)
+static bool check_close_to(double a, double b)
 {
     return fabs(a - b) <= 1e-9 * fmax(fabs(a), fabs(b));
 }
 
-static int compare_loads(struct replay *r)
+static int check_compare_loads(struct replay *r)
 {
     for (int i = 0; i < r->plan->links; i++) {
         const struct tly_inside_link *l = &r->plan->link[i];
-        if (!close_to(r->bytes[i], l->bytes))
-            return wrong(r, "link %d carries %.0f bytes, the plan says %.0f", i, r->bytes[i], l->bytes);
-        if (!close_to(r->seconds[i], l->seconds))
-            return wrong(r, "link %d is busy for %g s, the plan says %g", i, r->seconds[i], l->seconds);
+        if (!check_close_to(r->bytes[i], l->bytes))
+            return check_wrong(r, "link %d carries %.0f bytes, the plan says %.0f", i, r->bytes[i], l->bytes);
+        if (!check_close_to(r->seconds[i], l->seconds))
+            return check_wrong(r, "link %d is busy for %g s, the plan says %g", i, r->seconds[i], l->seconds);
         if (r->seconds[i] > r->plan->seconds * (1 + 1e-9))
-            return wrong(r, "link %d is busy for longer than the plan takes", i);
+            return check_wrong(r, "link %d is busy for longer than the plan takes", i);
     }
     return 0;
 }
@@ -304,14 +304,14 @@ int tly_inside_check(const struct tly_machine *m, const struct tly_inside *plan,
     int err = 0;
     r.bytes = calloc(2 * (size_t)plan->links + 1, sizeof *r.bytes);
     if (!r.bytes)
-        return wrong(&r, "out of memory");
+        return check_wrong(&r, "out of memory");
     r.seconds = r.bytes + plan->links;
     for (int i = 0; i < plan->steps && !err; i++)
-        err = walk(&r, i, &plan->step[i]);
+        err = check_walk(&r, i, &plan->step[i]);
     if (!err)
-        err = account_all(&r);
+        err = check_account_all(&r);
     if (!err)
-        err = compare_loads(&r);
+        err = check_compare_loads(&r);
     free(r.bytes);
     return err;
 }

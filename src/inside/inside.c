@@ -20,7 +20,7 @@
 
 /* --- how long a way takes ----------------------------------------------------------------------------------- */
 
-static void write_all(struct tly_inside_work *w, const struct tly_inside_way *way, uint64_t bytes)
+static void inside_write_all(struct tly_inside_work *w, const struct tly_inside_way *way, uint64_t bytes)
 {
     struct tly_inside_way single;
     uint64_t copied = (uint64_t)((double)bytes * way->copied + 0.5);
@@ -33,7 +33,7 @@ static void write_all(struct tly_inside_work *w, const struct tly_inside_way *wa
     tly_inside_write(w, way, copied, bytes);
 }
 
-static double longest(const struct tly_inside *out, bool bus, int *which)
+static double inside_longest(const struct tly_inside *out, bool bus, int *which)
 {
     double most = 0;
     for (int i = 0; i < out->links; i++)
@@ -47,22 +47,22 @@ static double longest(const struct tly_inside *out, bool bus, int *which)
 
 double tly_inside_seconds(struct tly_inside_work *w, const struct tly_inside_way *way)
 {
-    write_all(w, way, COMPARED);
-    return longest(w->out, false, NULL) / (double)COMPARED;
+    inside_write_all(w, way, COMPARED);
+    return inside_longest(w->out, false, NULL) / (double)COMPARED;
 }
 
 /* The same of the PCIe links of GPUs and switches alone, as Eq. 8 and 9 have it. */
-static double bus_seconds(struct tly_inside_work *w, const struct tly_inside_way *way)
+static double inside_bus_seconds(struct tly_inside_work *w, const struct tly_inside_way *way)
 {
     double traffic = w->job.traffic;
     w->job.traffic = 0;
-    write_all(w, way, COMPARED);
+    inside_write_all(w, way, COMPARED);
     w->job.traffic = traffic;
-    return longest(w->out, true, NULL) / (double)COMPARED;
+    return inside_longest(w->out, true, NULL) / (double)COMPARED;
 }
 
 /* The x from 0 to 1 at which f, which falls and then grows, is least. */
-static double least(double (*f)(void *user, double x), void *user)
+static double inside_least(double (*f)(void *user, double x), void *user)
 {
     double low = 0, high = 1;
     for (int i = 0; i < 48; i++) {
@@ -80,15 +80,15 @@ struct trial {
     struct tly_inside_way *way;
 };
 
-static double with_copies(void *user, double x)
+static double inside_with_copies(void *user, double x)
 {
     struct trial *t = user;
     t->way->copied = x;
-    return bus_seconds(t->w, t->way);
+    return inside_bus_seconds(t->w, t->way);
 }
 
 /* GPUs that share a switch with a card weigh x, others 1. */
-static double with_weight(void *user, double x)
+static double inside_with_weight(void *user, double x)
 {
     struct trial *t = user;
     double weight[TLY_MAX_GPUS];
@@ -100,7 +100,7 @@ static double with_weight(void *user, double x)
 
 /* --- what the paper asks of a machine ------------------------------------------------------------------------ */
 
-static void look(const struct tly_machine *m, struct tly_inside *out)
+static void inside_look(const struct tly_machine *m, struct tly_inside *out)
 {
     bool seen[TLY_MAX_SWITCHES] = {false};
     struct tly_inside_way way;
@@ -127,7 +127,8 @@ static void look(const struct tly_machine *m, struct tly_inside *out)
         out->rule = uneven ? (out->nvlinked ? 1 : 0) : out->nvlinked || (!some && out->each) ? 2 : 0;
 }
 
-static void ruled(const struct tly_inside *out, enum tly_inside_base *base, enum tly_inside_shares *shares)
+static void inside_ruled(const struct tly_inside *out, enum tly_inside_base *base,
+                         enum tly_inside_shares *shares)
 {
     *base = out->nvlinked ? TLY_GROUP_NVLINK : out->each > 1 ? TLY_GROUP_SWITCH : TLY_GROUP_SINGLE;
     *shares = out->rule == 1 ? TLY_SHARE_NEAR : TLY_SHARE_EQUAL;
@@ -135,8 +136,8 @@ static void ruled(const struct tly_inside *out, enum tly_inside_base *base, enum
 
 /* --- the choice --------------------------------------------------------------------------------------------- */
 
-static bool same_way(const struct tly_machine *m, const struct tly_inside_way *a,
-                     const struct tly_inside_way *b)
+static bool inside_same_way(const struct tly_machine *m, const struct tly_inside_way *a,
+                            const struct tly_inside_way *b)
 {
     return a->groups == b->groups && memcmp(a->group, b->group, (size_t)m->gpus * sizeof *a->group) == 0 &&
            memcmp(a->share, b->share, (size_t)m->gpus * sizeof *a->share) == 0 &&
@@ -144,21 +145,22 @@ static bool same_way(const struct tly_machine *m, const struct tly_inside_way *a
 }
 
 /* One of the options, unless it comes to the same as one before. */
-static void consider(struct tly_inside_work *w, struct tly_inside_way *way, struct tly_inside_way *tried)
+static void inside_consider(struct tly_inside_work *w, struct tly_inside_way *way,
+                            struct tly_inside_way *tried)
 {
     struct tly_inside *out = w->out;
     struct trial t = {w, way};
     if (way->shares == TLY_SHARE_BALANCED)
-        with_weight(&t, least(with_weight, &t));
+        inside_with_weight(&t, inside_least(inside_with_weight, &t));
     for (int i = 0; i < out->options; i++)
-        if (same_way(w->m, way, &tried[i]))
+        if (inside_same_way(w->m, way, &tried[i]))
             return;
     tried[out->options] = *way;
     out->option[out->options++] = (struct tly_inside_option){
         .base = way->base, .shares = way->shares, .seconds = tly_inside_seconds(w, way)};
 }
 
-static bool mixed(const struct tly_machine *m)
+static bool inside_mixed(const struct tly_machine *m)
 {
     bool some = false, others = false;
     for (int g = 0; g < m->gpus; g++)
@@ -176,16 +178,16 @@ int tly_inside_choose(struct tly_inside_work *w, bool quick)
     int best = 0, rule = -1;
     if (!tried)
         return -ENOMEM;
-    look(w->m, out);
-    ruled(out, &base, &shares);
+    inside_look(w->m, out);
+    inside_ruled(out, &base, &shares);
     for (int b = 0; b < TLY_GROUP_BASES; b++)
         for (int s = 0; s < TLY_SHARE_KINDS; s++) {
             bool uneven = s != TLY_SHARE_EQUAL && b != TLY_GROUP_SINGLE;
-            if ((s != TLY_SHARE_EQUAL && (!uneven || w->job.traffic <= 0 || !mixed(w->m))) ||
+            if ((s != TLY_SHARE_EQUAL && (!uneven || w->job.traffic <= 0 || !inside_mixed(w->m))) ||
                 (quick && s == TLY_SHARE_BALANCED) ||
                 !tly_inside_way(w->m, (enum tly_inside_base)b, (enum tly_inside_shares)s, &way))
                 continue;
-            consider(w, &way, tried);
+            inside_consider(w, &way, tried);
         }
     for (int i = 0; i < out->options; i++) {
         if (out->option[i].base != TLY_GROUP_ALL &&
@@ -201,7 +203,7 @@ int tly_inside_choose(struct tly_inside_work *w, bool quick)
 }
 
 /* x*, and whether it is worth what it asks of the memory. */
-static void weigh_copies(struct tly_inside_work *w)
+static void inside_weigh_copies(struct tly_inside_work *w)
 {
     struct tly_inside *out = w->out;
     struct tly_inside_way way = out->way;
@@ -211,18 +213,18 @@ static void weigh_copies(struct tly_inside_work *w)
         out->why_copied = TLY_COPIED_NO_GROUPS;
         return;
     }
-    out->without_copied_seconds = bus_seconds(w, &way) * (double)out->job.bytes;
-    out->best_copied = least(with_copies, &t);
+    out->without_copied_seconds = inside_bus_seconds(w, &way) * (double)out->job.bytes;
+    out->best_copied = inside_least(inside_with_copies, &t);
     if (out->best_copied < 1e-6)
         out->best_copied = 0;
     way.copied = out->best_copied;
-    out->best_copied_seconds = bus_seconds(w, &way) * (double)out->job.bytes;
+    out->best_copied_seconds = inside_bus_seconds(w, &way) * (double)out->job.bytes;
     for (int i = 0; i < w->m->nodes; i++)
         known &= w->m->node[i].bandwidth.source > TLY_GUESSED && w->m->node[i].bandwidth.bytes > 0;
     double before = tly_inside_seconds(w, &out->way), after = tly_inside_seconds(w, &way);
-    write_all(w, &way, COMPARED);
+    inside_write_all(w, &way, COMPARED);
     int busiest = -1;
-    longest(out, false, &busiest);
+    inside_longest(out, false, &busiest);
     bool saves = after < before * (1 - COPIES_SAVE);
     out->why_copied =
         saves && known ? TLY_COPIED_USED
@@ -234,7 +236,7 @@ static void weigh_copies(struct tly_inside_work *w)
         out->way.copied = out->best_copied;
 }
 
-static bool has_card(const struct tly_machine *m)
+static bool inside_has_card(const struct tly_machine *m)
 {
     for (int c = 0; c < m->cards; c++)
         if (!m->card[c].idle)
@@ -252,7 +254,7 @@ struct tly_inside_work *tly_inside_begin(const struct tly_machine *m, const stru
                : tly_inside_sound(m);
     if (*err)
         return NULL;
-    if (!has_card(m))
+    if (!inside_has_card(m))
         out->job.traffic = 0;
     w = calloc(1, sizeof *w);
     if (w)
@@ -266,12 +268,12 @@ struct tly_inside_work *tly_inside_begin(const struct tly_machine *m, const stru
 }
 
 /* The steps themselves, with their real number of bytes. */
-static int write_steps(struct tly_inside_work *w)
+static int inside_write_steps(struct tly_inside_work *w)
 {
     struct tly_inside *out = w->out;
     w->keep = true;
-    write_all(w, &out->way, out->job.bytes);
-    out->seconds = longest(out, false, &out->bottleneck);
+    inside_write_all(w, &out->way, out->job.bytes);
+    out->seconds = inside_longest(out, false, &out->bottleneck);
     return w->err;
 }
 
@@ -282,8 +284,8 @@ int tly_inside_plan(const struct tly_machine *m, const struct tly_inside_job *jo
     if (!err)
         err = tly_inside_choose(w, false);
     if (!err) {
-        weigh_copies(w);
-        err = write_steps(w);
+        inside_weigh_copies(w);
+        err = inside_write_steps(w);
     }
     free(w);
     if (err)
@@ -297,9 +299,9 @@ int tly_inside_try(const struct tly_machine *m, const struct tly_inside_job *job
     int err;
     struct tly_inside_work *w = tly_inside_begin(m, job, out, &err);
     if (!err) {
-        look(m, out);
+        inside_look(m, out);
         out->way = *way;
-        err = write_steps(w);
+        err = inside_write_steps(w);
     }
     free(w);
     if (err)

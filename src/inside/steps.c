@@ -15,13 +15,13 @@ struct group {
     uint8_t order[TLY_MAX_GPUS];
 };
 
-static bool on_bus(enum tly_inside_kind kind)
+static bool steps_on_bus(enum tly_inside_kind kind)
 {
     return kind <= TLY_LINK_SWITCH_DOWN;
 }
 
 /* One step, along a path. */
-static void emit(struct tly_inside_work *w, struct tly_inside_step s, const struct tly_inside_path *p)
+static void steps_emit(struct tly_inside_work *w, struct tly_inside_step s, const struct tly_inside_path *p)
 {
     struct tly_inside *out = w->out;
     double slow = p->across ? w->m->across.bytes : 0;
@@ -32,7 +32,7 @@ static void emit(struct tly_inside_work *w, struct tly_inside_step s, const stru
         struct tly_inside_link *l = &out->link[p->link[i]];
         double rate = l->rate.bytes;
         l->bytes += s.bytes;
-        if (slow > 0 && slow < rate && on_bus(l->kind))
+        if (slow > 0 && slow < rate && steps_on_bus(l->kind))
             rate = slow;
         if (rate > 0)
             l->seconds += s.bytes / rate;
@@ -52,8 +52,8 @@ static void emit(struct tly_inside_work *w, struct tly_inside_step s, const stru
     out->step[out->steps++] = s;
 }
 
-static struct tly_inside_step step(int stage, int verb, int from_at, int from, int to_at, int to,
-                                   uint64_t begin, uint64_t end)
+static struct tly_inside_step steps_make(int stage, int verb, int from_at, int from, int to_at, int to,
+                                         uint64_t begin, uint64_t end)
 {
     return (struct tly_inside_step){
         .stage = (uint8_t)stage,
@@ -69,14 +69,14 @@ static struct tly_inside_step step(int stage, int verb, int from_at, int from, i
 
 /* --- shares as bytes ---------------------------------------------------------------------------------------- */
 
-static uint64_t part(const struct tly_inside_work *w, double share)
+static uint64_t steps_byte(const struct tly_inside_work *w, double share)
 {
     uint64_t all = w->end - w->begin, n = (uint64_t)((double)all * share + 0.5);
     return w->begin + (n < all ? n : all);
 }
 
 /* Owners by NUMA node, and cards too, so that what a GPU owns goes over a card near it where that is possible. */
-static void cut(struct tly_inside_work *w)
+static void steps_cut(struct tly_inside_work *w)
 {
     const struct tly_machine *m = w->m;
     double done[TLY_MAX_GPUS] = {0}, all = 0, gone = 0;
@@ -84,8 +84,8 @@ static void cut(struct tly_inside_work *w)
         for (int g = 0; g < m->gpus; g++)
             if (m->gpu[g].node == node) {
                 double *at = &done[w->way->group[g]];
-                w->low[g] = part(w, *at);
-                w->high[g] = part(w, *at += w->way->share[g]);
+                w->low[g] = steps_byte(w, *at);
+                w->high[g] = steps_byte(w, *at += w->way->share[g]);
                 if (w->way->share[g] > 0 && *at > 1 - 1e-9)
                     w->high[g] = w->end;
             }
@@ -99,15 +99,17 @@ static void cut(struct tly_inside_work *w)
     for (int node = 0; node < m->nodes && all > 0; node++)
         for (int c = 0; c < m->cards; c++)
             if (m->card[c].node == node) {
-                w->out_low[c] = part(w, gone / all);
+                w->out_low[c] = steps_byte(w, gone / all);
                 gone += width[c];
-                w->out_high[c] = width[c] <= 0 ? w->out_low[c] : gone >= all ? w->end : part(w, gone / all);
+                w->out_high[c] = width[c] <= 0 ? w->out_low[c]
+                                 : gone >= all ? w->end
+                                               : steps_byte(w, gone / all);
             }
 }
 
 /* --- stages 1 and 6: within a group ------------------------------------------------------------------------- */
 
-static void gather_group(const struct tly_inside_work *w, int group, struct group *g)
+static void steps_gather_group(const struct tly_inside_work *w, int group, struct group *g)
 {
     *g = (struct group){.ring = w->way->ring[group], .nvlink = w->way->base == TLY_GROUP_NVLINK};
     for (int i = 0; i < w->m->gpus; i++)
@@ -120,7 +122,7 @@ struct hop {
     uint8_t from, to;
 };
 
-static int ring_hops(const struct group *g, int owner, struct hop *hop)
+static int steps_ring_hops(const struct group *g, int owner, struct hop *hop)
 {
     int at = 0, n = 0;
     while (g->order[at] != owner)
@@ -131,7 +133,7 @@ static int ring_hops(const struct group *g, int owner, struct hop *hop)
 }
 
 /* The shortest ways to the owner, the farthest GPU first. */
-static int tree_hops(const struct tly_machine *m, const struct group *g, int owner, struct hop *hop)
+static int steps_tree_hops(const struct tly_machine *m, const struct group *g, int owner, struct hop *hop)
 {
     uint8_t found[TLY_MAX_GPUS] = {(uint8_t)owner};
     bool seen[TLY_MAX_GPUS] = {false};
@@ -152,25 +154,25 @@ static int tree_hops(const struct tly_machine *m, const struct group *g, int own
     return n - 1;
 }
 
-static void within_groups(struct tly_inside_work *w, bool back)
+static void steps_within_groups(struct tly_inside_work *w, bool back)
 {
     for (int i = 0; i < w->way->groups; i++) {
         struct group g;
-        gather_group(w, i, &g);
+        steps_gather_group(w, i, &g);
         for (int k = 0; k < g.count && g.count > 1; k++) {
             int owner = g.order[k];
             struct hop hop[TLY_MAX_GPUS];
             if (w->low[owner] == w->high[owner])
                 continue;
-            int n = g.ring ? ring_hops(&g, owner, hop) : tree_hops(w->m, &g, owner, hop);
+            int n = g.ring ? steps_ring_hops(&g, owner, hop) : steps_tree_hops(w->m, &g, owner, hop);
             for (int j = 0; j < n; j++) {
                 struct hop h = back ? (struct hop){hop[n - 1 - j].to, hop[n - 1 - j].from} : hop[j];
                 struct tly_inside_path p = {0};
                 tly_inside_gpu_to_gpu(w, h.from, h.to, g.nvlink, &p);
-                emit(w,
-                     step(back ? 6 : 1, back ? TLY_DO_COPY : TLY_DO_ADD, TLY_AT_GPU, h.from, TLY_AT_GPU, h.to,
-                          w->low[owner], w->high[owner]),
-                     &p);
+                steps_emit(w,
+                           steps_make(back ? 6 : 1, back ? TLY_DO_COPY : TLY_DO_ADD, TLY_AT_GPU, h.from,
+                                      TLY_AT_GPU, h.to, w->low[owner], w->high[owner]),
+                           &p);
             }
         }
     }
@@ -178,7 +180,7 @@ static void within_groups(struct tly_inside_work *w, bool back)
 
 /* --- stages 2 to 5: the processors' memory and the network --------------------------------------------------- */
 
-static void with_processor(struct tly_inside_work *w, bool back)
+static void steps_with_processor(struct tly_inside_work *w, bool back)
 {
     for (int g = 0; g < w->m->gpus; g++) {
         int node = w->m->gpu[g].node;
@@ -188,23 +190,25 @@ static void with_processor(struct tly_inside_work *w, bool back)
         if (back) {
             tly_inside_memory(w, node, &p);
             tly_inside_down_gpu(w, g, &p);
-            emit(w, step(5, TLY_DO_COPY, TLY_AT_NODE, node, TLY_AT_GPU, g, w->low[g], w->high[g]), &p);
+            steps_emit(w, steps_make(5, TLY_DO_COPY, TLY_AT_NODE, node, TLY_AT_GPU, g, w->low[g], w->high[g]),
+                       &p);
         } else {
             tly_inside_up_gpu(w, g, &p);
             tly_inside_memory(w, node, &p);
-            emit(w, step(2, TLY_DO_COPY, TLY_AT_GPU, g, TLY_AT_SLOT, g, w->low[g], w->high[g]), &p);
+            steps_emit(w, steps_make(2, TLY_DO_COPY, TLY_AT_GPU, g, TLY_AT_SLOT, g, w->low[g], w->high[g]),
+                       &p);
         }
     }
 }
 
-static int compare(const void *a, const void *b)
+static int steps_compare(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 
 /* Where owners or cards change, in order; returns how many. */
-static int all_cuts(const struct tly_inside_work *w, uint64_t *cuts)
+static int steps_all_cuts(const struct tly_inside_work *w, uint64_t *cuts)
 {
     int n = 0, kept = 0;
     cuts[n++] = w->begin;
@@ -217,36 +221,36 @@ static int all_cuts(const struct tly_inside_work *w, uint64_t *cuts)
         cuts[n++] = w->out_low[c];
         cuts[n++] = w->out_high[c];
     }
-    qsort(cuts, (size_t)n, sizeof *cuts, compare);
+    qsort(cuts, (size_t)n, sizeof *cuts, steps_compare);
     for (int i = 0; i < n; i++)
         if (!kept || cuts[i] != cuts[kept - 1])
             cuts[kept++] = cuts[i];
     return kept;
 }
 
-static bool owns(const struct tly_inside_work *w, int gpu, uint64_t begin, uint64_t end)
+static bool steps_owns(const struct tly_inside_work *w, int gpu, uint64_t begin, uint64_t end)
 {
     return w->low[gpu] <= begin && w->high[gpu] >= end && begin < end;
 }
 
 /* Owners of these bytes at a node. */
-static int owners_at(const struct tly_inside_work *w, int node, uint64_t begin, uint64_t end)
+static int steps_owners_at(const struct tly_inside_work *w, int node, uint64_t begin, uint64_t end)
 {
     int n = 0;
     for (int g = 0; g < w->m->gpus; g++)
-        n += w->m->gpu[g].node == node && owns(w, g, begin, end);
+        n += w->m->gpu[g].node == node && steps_owns(w, g, begin, end);
     return n;
 }
 
 /* The node at which these bytes come together: that of their card, else one that most owners are on. */
-static int home_of(const struct tly_inside_work *w, uint64_t begin, uint64_t end)
+static int steps_home_of(const struct tly_inside_work *w, uint64_t begin, uint64_t end)
 {
     int best = 0, most = -1;
     for (int c = 0; c < w->m->cards && w->job.traffic > 0; c++)
         if (w->out_low[c] <= begin && w->out_high[c] >= end)
             return w->m->card[c].node;
     for (int node = 0; node < w->m->nodes; node++) {
-        int n = owners_at(w, node, begin, end);
+        int n = steps_owners_at(w, node, begin, end);
         if (n > most) {
             most = n;
             best = node;
@@ -256,45 +260,50 @@ static int home_of(const struct tly_inside_work *w, uint64_t begin, uint64_t end
 }
 
 /* At one node: the sum of what its owners sent. */
-static void add_at(struct tly_inside_work *w, int node, int owners, uint64_t begin, uint64_t end)
+static void steps_add_at(struct tly_inside_work *w, int node, int owners, uint64_t begin, uint64_t end)
 {
     bool first = true;
     for (int g = 0; g < w->m->gpus; g++) {
         struct tly_inside_path p = {0};
-        if (w->m->gpu[g].node != node || !owns(w, g, begin, end))
+        if (w->m->gpu[g].node != node || !steps_owns(w, g, begin, end))
             continue;
         if (owners > 1) /* all are read, the sum is written once; of a single one nothing moves */
             tly_inside_memory(w, node, &p);
         if (owners > 1 && first)
             tly_inside_memory(w, node, &p);
-        emit(w, step(3, first ? TLY_DO_COPY : TLY_DO_ADD, TLY_AT_SLOT, g, TLY_AT_NODE, node, begin, end), &p);
+        steps_emit(w,
+                   steps_make(3, first ? TLY_DO_COPY : TLY_DO_ADD, TLY_AT_SLOT, g, TLY_AT_NODE, node, begin,
+                              end),
+                   &p);
         first = false;
     }
 }
 
-static void bring_together(struct tly_inside_work *w, uint64_t begin, uint64_t end)
+static void steps_bring_together(struct tly_inside_work *w, uint64_t begin, uint64_t end)
 {
-    int home = home_of(w, begin, end);
-    int here = owners_at(w, home, begin, end);
-    add_at(w, home, here, begin, end);
+    int home = steps_home_of(w, begin, end);
+    int here = steps_owners_at(w, home, begin, end);
+    steps_add_at(w, home, here, begin, end);
     for (int node = 0; node < w->m->nodes; node++) {
         struct tly_inside_path p = {0};
-        int owners = node == home ? 0 : owners_at(w, node, begin, end);
+        int owners = node == home ? 0 : steps_owners_at(w, node, begin, end);
         if (!owners)
             continue;
-        add_at(w, node, owners, begin, end);
+        steps_add_at(w, node, owners, begin, end);
         tly_inside_memory(w, node, &p);
         tly_inside_between(w, node, home, &p);
         tly_inside_memory(w, home, &p);
         if (here)
             tly_inside_memory(w, home, &p);
-        emit(w, step(3, here ? TLY_DO_ADD : TLY_DO_COPY, TLY_AT_NODE, node, TLY_AT_NODE, home, begin, end),
-             &p);
+        steps_emit(w,
+                   steps_make(3, here ? TLY_DO_ADD : TLY_DO_COPY, TLY_AT_NODE, node, TLY_AT_NODE, home, begin,
+                              end),
+                   &p);
         here += owners;
     }
 }
 
-static void exchange(struct tly_inside_work *w)
+static void steps_exchange(struct tly_inside_work *w)
 {
     for (int c = 0; c < w->m->cards; c++) {
         int node = w->m->card[c].node;
@@ -305,23 +314,23 @@ static void exchange(struct tly_inside_work *w)
         tly_inside_out_card(w, c, &p);
         tly_inside_memory(w, node, &p);
         struct tly_inside_step s =
-            step(4, TLY_DO_EXCHANGE, TLY_AT_NODE, node, TLY_AT_NODE, c, w->out_low[c], w->out_high[c]);
+            steps_make(4, TLY_DO_EXCHANGE, TLY_AT_NODE, node, TLY_AT_NODE, c, w->out_low[c], w->out_high[c]);
         s.bytes *= w->job.traffic;
-        emit(w, s, &p);
+        steps_emit(w, s, &p);
     }
 }
 
-static void spread(struct tly_inside_work *w, uint64_t begin, uint64_t end)
+static void steps_spread(struct tly_inside_work *w, uint64_t begin, uint64_t end)
 {
-    int home = home_of(w, begin, end);
+    int home = steps_home_of(w, begin, end);
     for (int node = 0; node < w->m->nodes; node++) {
         struct tly_inside_path p = {0};
-        if (node == home || !owners_at(w, node, begin, end))
+        if (node == home || !steps_owners_at(w, node, begin, end))
             continue;
         tly_inside_memory(w, home, &p);
         tly_inside_between(w, home, node, &p);
         tly_inside_memory(w, node, &p);
-        emit(w, step(5, TLY_DO_COPY, TLY_AT_NODE, home, TLY_AT_NODE, node, begin, end), &p);
+        steps_emit(w, steps_make(5, TLY_DO_COPY, TLY_AT_NODE, home, TLY_AT_NODE, node, begin, end), &p);
     }
 }
 
@@ -334,18 +343,18 @@ void tly_inside_write(struct tly_inside_work *w, const struct tly_inside_way *wa
     w->way = way;
     w->begin = begin;
     w->end = end;
-    cut(w);
-    within_groups(w, false);
+    steps_cut(w);
+    steps_within_groups(w, false);
     if (way->groups > 1 || w->job.traffic > 0) {
-        int n = all_cuts(w, cuts);
-        with_processor(w, false);
+        int n = steps_all_cuts(w, cuts);
+        steps_with_processor(w, false);
         for (int i = 0; i + 1 < n; i++)
-            bring_together(w, cuts[i], cuts[i + 1]);
+            steps_bring_together(w, cuts[i], cuts[i + 1]);
         if (w->job.traffic > 0)
-            exchange(w);
+            steps_exchange(w);
         for (int i = 0; i + 1 < n; i++)
-            spread(w, cuts[i], cuts[i + 1]);
-        with_processor(w, true);
+            steps_spread(w, cuts[i], cuts[i + 1]);
+        steps_with_processor(w, true);
     }
-    within_groups(w, true);
+    steps_within_groups(w, true);
 }

@@ -7,7 +7,7 @@ enum { MAX_TRIES = 5000 };
 
 /* --- groups ------------------------------------------------------------------------------------------------- */
 
-static bool joined(const struct tly_machine *m, enum tly_inside_base base, int a, int b)
+static bool ways_linked(const struct tly_machine *m, enum tly_inside_base base, int a, int b)
 {
     const struct tly_gpu *x = &m->gpu[a], *y = &m->gpu[b];
     bool peers = (x->peers >> b & 1) && (y->peers >> a & 1);
@@ -26,7 +26,7 @@ static bool joined(const struct tly_machine *m, enum tly_inside_base base, int a
 }
 
 /* Those that are joined directly or through others; numbered by the first of each. */
-static void find_groups(const struct tly_machine *m, struct tly_inside_way *way)
+static void ways_find_groups(const struct tly_machine *m, struct tly_inside_way *way)
 {
     bool seen[TLY_MAX_GPUS] = {false};
     for (int first = 0; first < m->gpus; first++) {
@@ -38,7 +38,7 @@ static void find_groups(const struct tly_machine *m, struct tly_inside_way *way)
         for (int at = 0; at < n; at++) {
             way->group[found[at]] = (uint8_t)way->groups;
             for (int i = 0; i < m->gpus; i++)
-                if (!seen[i] && joined(m, way->base, found[at], i)) {
+                if (!seen[i] && ways_linked(m, way->base, found[at], i)) {
                     seen[i] = true;
                     found[n++] = (uint8_t)i;
                 }
@@ -48,11 +48,11 @@ static void find_groups(const struct tly_machine *m, struct tly_inside_way *way)
 }
 
 /* Over PCIe each must reach each. */
-static bool all_joined(const struct tly_machine *m, const struct tly_inside_way *way)
+static bool ways_all_linked(const struct tly_machine *m, const struct tly_inside_way *way)
 {
     for (int a = 0; a < m->gpus && way->base != TLY_GROUP_NVLINK; a++)
         for (int b = 0; b < m->gpus; b++)
-            if (a != b && way->group[a] == way->group[b] && !joined(m, way->base, a, b))
+            if (a != b && way->group[a] == way->group[b] && !ways_linked(m, way->base, a, b))
                 return false;
     return true;
 }
@@ -60,7 +60,7 @@ static bool all_joined(const struct tly_machine *m, const struct tly_inside_way 
 /* --- the order within a group ------------------------------------------------------------------------------- */
 
 /* A ring by NVLinks, the widest first: tries on behind order[at - 1]. */
-static bool close_ring(const struct tly_machine *m, uint8_t *order, int count, int at, int *tries)
+static bool ways_close_ring(const struct tly_machine *m, uint8_t *order, int count, int at, int *tries)
 {
     if (at == count)
         return tly_inside_nvlinked(m, order[at - 1], order[0]);
@@ -81,7 +81,7 @@ static bool close_ring(const struct tly_machine *m, uint8_t *order, int count, i
         for (int j = 0, k = at + 1; j < n; j++)
             if (j != i)
                 order[k++] = rest[j];
-        if (close_ring(m, order, count, at + 1, tries))
+        if (ways_close_ring(m, order, count, at + 1, tries))
             return true;
     }
     memcpy(order + at, rest, (size_t)n);
@@ -89,7 +89,7 @@ static bool close_ring(const struct tly_machine *m, uint8_t *order, int count, i
 }
 
 /* Over PCIe neighbours are those below one switch, so that as little as possible leaves it. */
-static bool before(const struct tly_machine *m, int a, int b)
+static bool ways_before(const struct tly_machine *m, int a, int b)
 {
     const struct tly_gpu *x = &m->gpu[a], *y = &m->gpu[b];
     int above_x = tly_inside_top(m, x->parent), above_y = tly_inside_top(m, y->parent);
@@ -100,7 +100,7 @@ static bool before(const struct tly_machine *m, int a, int b)
     return x->parent != y->parent ? x->parent < y->parent : a < b;
 }
 
-static void set_order(const struct tly_machine *m, struct tly_inside_way *way)
+static void ways_set_order(const struct tly_machine *m, struct tly_inside_way *way)
 {
     int at = 0;
     for (int group = 0; group < way->groups; group++) {
@@ -109,12 +109,12 @@ static void set_order(const struct tly_machine *m, struct tly_inside_way *way)
             if (way->group[g] != group)
                 continue;
             int to = at++;
-            for (; way->base != TLY_GROUP_NVLINK && to > first && before(m, g, way->order[to - 1]); to--)
+            for (; way->base != TLY_GROUP_NVLINK && to > first && ways_before(m, g, way->order[to - 1]); to--)
                 way->order[to] = way->order[to - 1];
             way->order[to] = (uint8_t)g;
         }
         way->ring[group] = way->base != TLY_GROUP_NVLINK || at - first < 3 ||
-                           close_ring(m, way->order + first, at - first, 1, &tries);
+                           ways_close_ring(m, way->order + first, at - first, 1, &tries);
     }
 }
 
@@ -129,7 +129,7 @@ bool tly_inside_shares_card(const struct tly_machine *m, int gpu)
     return false;
 }
 
-static bool near_card(const struct tly_machine *m, int gpu)
+static bool ways_near_card(const struct tly_machine *m, int gpu)
 {
     for (int c = 0; c < m->cards; c++)
         if (!m->card[c].idle && m->card[c].node == m->gpu[gpu].node)
@@ -152,16 +152,16 @@ void tly_inside_weigh(const struct tly_machine *m, struct tly_inside_way *way, c
 }
 
 /* Without those that share a switch with a card, and of the others with those near one, in each group where any are left. */
-static void leave_out(const struct tly_machine *m, struct tly_inside_way *way, bool near)
+static void ways_leave_out(const struct tly_machine *m, struct tly_inside_way *way, bool near)
 {
     double weight[TLY_MAX_GPUS] = {0};
     bool any[TLY_MAX_GPUS] = {false};
     for (int g = 0; g < m->gpus; g++)
         weight[g] = !tly_inside_shares_card(m, g);
     for (int g = 0; g < m->gpus; g++)
-        any[way->group[g]] |= weight[g] > 0 && near_card(m, g);
+        any[way->group[g]] |= weight[g] > 0 && ways_near_card(m, g);
     for (int g = 0; g < m->gpus && near; g++)
-        if (any[way->group[g]] && !near_card(m, g))
+        if (any[way->group[g]] && !ways_near_card(m, g))
             weight[g] = 0;
     tly_inside_weigh(m, way, weight);
 }
@@ -171,14 +171,14 @@ bool tly_inside_way(const struct tly_machine *m, enum tly_inside_base base, enum
 {
     double equal[TLY_MAX_GPUS] = {0};
     *way = (struct tly_inside_way){.base = base, .shares = shares};
-    find_groups(m, way);
-    set_order(m, way);
+    ways_find_groups(m, way);
+    ways_set_order(m, way);
     for (int g = 0; g < m->gpus; g++)
         equal[g] = 1;
     tly_inside_weigh(m, way, equal);
     if (shares == TLY_SHARE_NEAR || shares == TLY_SHARE_FAR)
-        leave_out(m, way, shares == TLY_SHARE_NEAR);
-    return (base == TLY_GROUP_SINGLE || way->groups < m->gpus) && all_joined(m, way);
+        ways_leave_out(m, way, shares == TLY_SHARE_NEAR);
+    return (base == TLY_GROUP_SINGLE || way->groups < m->gpus) && ways_all_linked(m, way);
 }
 
 bool tly_inside_plain(const struct tly_machine *m, struct tly_inside_way *way)
