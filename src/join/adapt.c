@@ -42,7 +42,7 @@ enum {
 
 /* --- samples ---------------------------------------------------------------------------------------- */
 
-static void drop_reports(struct tly_coordinator *c)
+static void adapt_drop_reports(struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
@@ -52,7 +52,7 @@ static void drop_reports(struct tly_coordinator *c)
     c->adapt.since = 0;
 }
 
-static void doubt(struct member *m)
+static void adapt_doubt(struct member *m)
 {
     char who[200];
     if (m->doubted)
@@ -66,7 +66,7 @@ void tly_adapt_heard_quiet(struct member *m, struct tly_reader *r)
 {
     uint32_t epochs = tly_read32(r);
     if (r->failed || r->len || !epochs) {
-        doubt(m);
+        adapt_doubt(m);
         return;
     }
     m->epochs = epochs;
@@ -79,7 +79,7 @@ void tly_adapt_heard(struct member *m, struct tly_reader *r)
     struct tly_traffic t;
     int err = tly_traffic_read(r, &t);
     if (err == -EPROTO)
-        doubt(m);
+        adapt_doubt(m);
     if (err)
         return; /* without memory there is one sample less */
     bool fits = c->state == RUNNING && c->adapt.replan && !c->wanted && !c->preparing &&
@@ -96,7 +96,7 @@ void tly_adapt_heard(struct member *m, struct tly_reader *r)
 }
 
 /* Has each rank reported, or said since the first report that it has nothing to report? */
-static bool is_complete(const struct tly_coordinator *c)
+static bool adapt_is_complete(const struct tly_coordinator *c)
 {
     if (!c->adapt.since || c->wanted || c->preparing || c->invitation)
         return false;
@@ -109,7 +109,7 @@ static bool is_complete(const struct tly_coordinator *c)
 
 /* The services as the replanner is to see them, without the sample.  It adds by itself what it has found of their sums and
  * which of them rest, so both are left out here.  -ENOMEM. */
-static int describe(const struct tly_coordinator *c, struct tly_replan_service *s)
+static int adapt_describe(const struct tly_coordinator *c, struct tly_replan_service *s)
 {
     struct tly_roster r = c->roster;
     struct tly_plan_machine *machine = calloc(r.service_count, sizeof *machine);
@@ -133,7 +133,7 @@ static int describe(const struct tly_coordinator *c, struct tly_replan_service *
     return err;
 }
 
-static uint64_t bits(double bytes)
+static uint64_t adapt_bits(double bytes)
 {
     double x = 8 * bytes;
     return x <= 0 ? 0 : x < 1e3 ? 1000 : x < (double)TLY_MAX_RATE ? (uint64_t)x : TLY_MAX_RATE;
@@ -150,7 +150,7 @@ void tly_adapt_name(const struct tly_roster *r, uint32_t i, char *out, size_t le
         snprintf(out, len, "tallyd %u (%s)", i - r->machine_count, s->host);
 }
 
-static double share(const struct tly_roster *r, uint32_t i)
+static double adapt_share(const struct tly_roster *r, uint32_t i)
 {
     double total = 0;
     for (uint32_t j = 0; j < r->service_count; j++)
@@ -159,7 +159,7 @@ static double share(const struct tly_roster *r, uint32_t i)
 }
 
 /* Seconds for a byte by this split; NAN: not known.  *busiest (may be NULL): the service whose card or sums take so long. */
-static double cost(const struct tly_roster *r, uint32_t *busiest)
+static double adapt_cost(const struct tly_roster *r, uint32_t *busiest)
 {
     struct tly_plan_machine *machine = calloc(r->service_count, sizeof *machine);
     uint32_t *weight = calloc(r->service_count, sizeof *weight);
@@ -187,7 +187,7 @@ void tly_adapt_time(time_t when, char out[16])
 }
 
 /* While it stays about the same, it has been so since then; 0: no limit (sums), or not known. */
-static void note(struct since *s, uint64_t rate)
+static void adapt_note(struct since *s, uint64_t rate)
 {
     bool same =
         s->rate && rate ? fabs(log((double)rate / (double)s->rate)) <= TLY_ADAPT_NEWS : s->rate == rate;
@@ -197,13 +197,13 @@ static void note(struct since *s, uint64_t rate)
 }
 
 /* Since when each card carries and each service adds what they do; what is only tried or assumed counts for nothing. */
-static void note_all(struct tly_coordinator *c)
+static void adapt_note_all(struct tly_coordinator *c)
 {
     for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
         if (tly_replan_tries(c->adapt.replan, (int)i) || tly_replan_assumes(c->adapt.replan, (int)i))
             continue;
-        note(&c->adapt.place[i].carries, bits(tly_replan_bandwidth(c->adapt.replan, (int)i)));
-        note(&c->adapt.place[i].adds, bits(tly_replan_sum_rate(c->adapt.replan, (int)i)));
+        adapt_note(&c->adapt.place[i].carries, adapt_bits(tly_replan_bandwidth(c->adapt.replan, (int)i)));
+        adapt_note(&c->adapt.place[i].adds, adapt_bits(tly_replan_sum_rate(c->adapt.replan, (int)i)));
     }
 }
 
@@ -232,7 +232,7 @@ void tly_adapt_speed(const struct tly_coordinator *c, uint32_t i, const struct t
 }
 
 /* How much a service's card has changed since a line had it: the logarithm of the ratio; 0: nothing is known. */
-static double news(const struct tly_coordinator *c, uint32_t i)
+static double adapt_news(const struct tly_coordinator *c, uint32_t i)
 {
     double was = i < c->adapt.places ? (double)c->adapt.place[i].bandwidth : 0;
     double is = (double)c->roster.services[i].bandwidth;
@@ -240,14 +240,14 @@ static double news(const struct tly_coordinator *c, uint32_t i)
 }
 
 /* The service whose card has changed most since that was last told; TLY_NO_SERVICE: none has by TLY_ADAPT_NEWS. */
-static uint32_t find_news(const struct tly_coordinator *c)
+static uint32_t adapt_find_news(const struct tly_coordinator *c)
 {
     uint32_t found = TLY_NO_SERVICE;
     double most = TLY_ADAPT_NEWS;
     for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
         const struct tly_roster_service *s = &c->roster.services[i];
-        if (s->state == TLY_SERVICE_ACTIVE && s->card == i && news(c, i) > most) {
-            most = news(c, i);
+        if (s->state == TLY_SERVICE_ACTIVE && s->card == i && adapt_news(c, i) > most) {
+            most = adapt_news(c, i);
             found = i;
         }
     }
@@ -255,7 +255,7 @@ static uint32_t find_news(const struct tly_coordinator *c)
 }
 
 /* Changes of one epoch, or that were not told yet, are one. */
-static void note_change(struct tly_coordinator *c, const char *text)
+static void adapt_note_change(struct tly_coordinator *c, const char *text)
 {
     struct tly_change *last = &c->changed.last;
     time_t now = time(NULL);
@@ -267,12 +267,12 @@ static void note_change(struct tly_coordinator *c, const char *text)
     c->changed.fresh = true;
 }
 
-static void note_service(struct tly_coordinator *c, uint32_t i, const char *what)
+static void adapt_note_service(struct tly_coordinator *c, uint32_t i, const char *what)
 {
     char who[200], text[300];
     tly_adapt_name(&c->roster, i, who, sizeof who);
-    snprintf(text, sizeof text, "%s %s %.0f%%", who, what, share(&c->roster, i));
-    note_change(c, text);
+    snprintf(text, sizeof text, "%s %s %.0f%%", who, what, adapt_share(&c->roster, i));
+    adapt_note_change(c, text);
 }
 
 void tly_adapt_tell_gone(struct tly_coordinator *c)
@@ -280,7 +280,7 @@ void tly_adapt_tell_gone(struct tly_coordinator *c)
     for (uint32_t i = c->roster.machine_count; i < c->roster.service_count; i++) {
         const struct tly_roster_service *s = &c->roster.services[i];
         if (s->weight && s->state != TLY_SERVICE_ACTIVE)
-            note_service(c, i, s->left ? "has left: its share was" : "is out: its share was");
+            adapt_note_service(c, i, s->left ? "has left: its share was" : "is out: its share was");
     }
 }
 
@@ -289,15 +289,15 @@ void tly_adapt_tell_come(struct tly_coordinator *c)
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         if (m->welcome && m->service != TLY_NO_SERVICE && c->roster.services[m->service].weight)
-            note_service(c, m->service, "has joined: its share is");
+            adapt_note_service(c, m->service, "has joined: its share is");
         m->welcome = false;
     }
 }
 
-static void say(struct tly_coordinator *c, uint32_t i, const char *what)
+static void adapt_say(struct tly_coordinator *c, uint32_t i, const char *what)
 {
     struct tly_roster_service told = c->roster.services[i], *s = &told;
-    if (news(c, s->card) > TLY_ADAPT_NEWS)
+    if (adapt_news(c, s->card) > TLY_ADAPT_NEWS)
         s->sum_found = 0; /* found before: the card is the news */
     char who[200], speed[160], text[400];
     tly_adapt_name(&c->roster, i, who, sizeof who);
@@ -310,15 +310,15 @@ static void say(struct tly_coordinator *c, uint32_t i, const char *what)
                     (double)s->bandwidth < (double)card->said * (1 - TLY_ADAPT_NEWS);
     snprintf(text, sizeof text, "%s %s: %s", who, speed, what);
     tly_log(declared ? TALLY_LOG_WARNING : TALLY_LOG_INFO, "join", "%s", text);
-    note_change(c, text);
+    adapt_note_change(c, text);
 }
 
 /* A change of our making holds: say what it was for, and what comes of it. */
-static void tell_change(struct tly_coordinator *c, double took)
+static void adapt_tell_change(struct tly_coordinator *c, double took)
 {
     const struct tly_roster *r = &c->roster;
-    uint32_t i = find_news(c), first = 0, busiest = 0;
-    double takes = cost(r, &busiest), total = 0, most = -1;
+    uint32_t i = adapt_find_news(c), first = 0, busiest = 0;
+    double takes = adapt_cost(r, &busiest), total = 0, most = -1;
     char what[200] = "";
     bool known = false;
     for (uint32_t j = 0; j < r->service_count && j < c->adapt.places; j++) {
@@ -326,7 +326,7 @@ static void tell_change(struct tly_coordinator *c, double took)
         known |= c->adapt.place[j].bandwidth > 0;
     }
     for (uint32_t j = 0; j < r->service_count && j < c->adapt.places && total > 0; j++) {
-        double moved = fabs(share(r, j) - 100 * c->adapt.place[j].weight / total);
+        double moved = fabs(adapt_share(r, j) - 100 * c->adapt.place[j].weight / total);
         if (moved > most && r->services[j].state == TLY_SERVICE_ACTIVE && c->adapt.place[j].active) {
             most = moved;
             first = j;
@@ -342,7 +342,7 @@ static void tell_change(struct tly_coordinator *c, double took)
     if (r->services[i].rests)
         snprintf(what, sizeof what, "it sums nothing for now (was %.0f%%)", was);
     else
-        snprintf(what, sizeof what, "its share is now %.0f%% (was %.0f%%)", share(r, i), was);
+        snprintf(what, sizeof what, "its share is now %.0f%% (was %.0f%%)", adapt_share(r, i), was);
     size_t at = strlen(what);
     char now[TLY_NUMBER_TEXT], before[TLY_NUMBER_TEXT];
     bool eased = tly_replan_eases(c->adapt.replan, (int)r->services[i].card);
@@ -351,10 +351,10 @@ static void tell_change(struct tly_coordinator *c, double took)
     else if (takes > 0 && took > 0)
         snprintf(what + at, sizeof what - at, ", 1 GB takes %s s (was %s)", tly_number_text(takes * 1e9, now),
                  tly_number_text(took * 1e9, before));
-    say(c, i, what);
+    adapt_say(c, i, what);
 }
 
-static void remember(struct tly_coordinator *c)
+static void adapt_remember(struct tly_coordinator *c)
 {
     for (uint32_t i = 0; i < c->roster.service_count && i < c->adapt.places; i++) {
         c->adapt.place[i].bandwidth = c->adapt.place[i].told = c->roster.services[i].bandwidth;
@@ -367,7 +367,7 @@ static void remember(struct tly_coordinator *c)
 /* --- changes ---------------------------------------------------------------------------------------- */
 
 /* Has no service come or gone since the last epoch? */
-static bool are_same(const struct tly_coordinator *c)
+static bool adapt_are_same(const struct tly_coordinator *c)
 {
     bool same = c->roster.service_count == c->adapt.places;
     for (uint32_t i = 0; same && i < c->adapt.places; i++) {
@@ -379,7 +379,7 @@ static bool are_same(const struct tly_coordinator *c)
 }
 
 /* Give the replanner a place for each service of the roster.  Without memory the split stays as it is. */
-static void make_places(struct tly_coordinator *c)
+static void adapt_make_places(struct tly_coordinator *c)
 {
     struct adapt *a = &c->adapt;
     struct tly_roster *r = &c->roster;
@@ -410,48 +410,48 @@ static void make_places(struct tly_coordinator *c)
 void tly_adapt_begin(struct tly_coordinator *c)
 {
     struct adapt *a = &c->adapt;
-    drop_reports(c);
+    adapt_drop_reports(c);
     if (!tly_start_find_cards(c, &c->roster) || !tly_start_crosses_cards(&c->roster)) {
         tly_adapt_finish(c);
         return;
     }
     if (a->pending)
-        tell_change(c, a->takes);
+        adapt_tell_change(c, a->takes);
     a->pending = false;
-    bool alone = are_same(c);
-    make_places(c);
+    bool alone = adapt_are_same(c);
+    adapt_make_places(c);
     if (a->replan) {
         tly_replan_begin(a->replan, alone);
-        note_all(c);
+        adapt_note_all(c);
     }
-    remember(c);
+    adapt_remember(c);
 }
 
-static bool is_seen(const struct tly_coordinator *c, uint32_t i)
+static bool adapt_is_seen(const struct tly_coordinator *c, uint32_t i)
 {
     uint32_t card = c->roster.services[i].card;
     return c->adapt.replan && i < c->adapt.places &&
            c->adapt.place[card].incarnation == c->roster.services[card].incarnation;
 }
 
-static uint64_t seen(const struct tly_coordinator *c, uint32_t i)
+static uint64_t adapt_seen(const struct tly_coordinator *c, uint32_t i)
 {
-    return bits(tly_replan_bandwidth(c->adapt.replan, (int)c->roster.services[i].card));
+    return adapt_bits(tly_replan_bandwidth(c->adapt.replan, (int)c->roster.services[i].card));
 }
 
 uint64_t tly_adapt_sure(const struct tly_coordinator *c, uint32_t i)
 {
-    bool sure = is_seen(c, i) && tly_replan_is_sure(c->adapt.replan, (int)c->roster.services[i].card);
-    return sure ? seen(c, i) : 0;
+    bool sure = adapt_is_seen(c, i) && tly_replan_is_sure(c->adapt.replan, (int)c->roster.services[i].card);
+    return sure ? adapt_seen(c, i) : 0;
 }
 
 void tly_adapt_see(const struct tly_coordinator *c, uint32_t i, struct tly_roster_service *out)
 {
     *out = c->roster.services[i];
-    if (!is_seen(c, i))
+    if (!adapt_is_seen(c, i))
         return;
-    out->bandwidth = seen(c, i);
-    out->sum_found = bits(tly_replan_sum_rate(c->adapt.replan, (int)i));
+    out->bandwidth = adapt_seen(c, i);
+    out->sum_found = adapt_bits(tly_replan_sum_rate(c->adapt.replan, (int)i));
 }
 
 void tly_adapt_currents(const struct tly_coordinator *c, struct tly_currents *out)
@@ -485,7 +485,7 @@ bool tly_adapt_moved(struct tly_coordinator *c)
 }
 
 /* What the replanner knows, into the roster.  A service that has just come has the values that it said. */
-static void apply(struct tly_coordinator *c)
+static void adapt_apply(struct tly_coordinator *c)
 {
     const struct adapt *a = &c->adapt;
     struct tly_roster *r = &c->roster;
@@ -497,7 +497,7 @@ static void apply(struct tly_coordinator *c)
         for (uint32_t j = i; value > 0 && j < r->service_count; j++) {
             if (r->services[j].card != i)
                 continue;
-            r->services[j].bandwidth = bits(value);
+            r->services[j].bandwidth = adapt_bits(value);
             r->services[j].tried = !tly_replan_is_sure(a->replan, (int)i);
         }
     }
@@ -505,13 +505,13 @@ static void apply(struct tly_coordinator *c)
         struct tly_roster_service *s = &r->services[i];
         if (s->state != TLY_SERVICE_ACTIVE || a->place[i].incarnation != s->incarnation)
             continue;
-        s->sum_found = bits(tly_replan_sum_rate(a->replan, (int)i));
+        s->sum_found = adapt_bits(tly_replan_sum_rate(a->replan, (int)i));
         s->rests = tly_replan_rests(a->replan, (int)i);
     }
 }
 
 /* What a coordinator before this one has found, whose split was not to stay. */
-static void forget(struct tly_roster *r)
+static void adapt_forget(struct tly_roster *r)
 {
     for (uint32_t i = 0; i < r->service_count; i++) {
         struct tly_roster_service *s = &r->services[i];
@@ -522,7 +522,7 @@ static void forget(struct tly_roster *r)
 }
 
 /* The first service behind a card keeps the card's figures.  When another becomes first, they move to it. */
-static void move_cards(struct tly_coordinator *c)
+static void adapt_move_cards(struct tly_coordinator *c)
 {
     const struct adapt *a = &c->adapt;
     for (uint32_t i = 0; i < c->roster.service_count && i < a->places; i++) {
@@ -539,19 +539,19 @@ static void move_cards(struct tly_coordinator *c)
 void tly_adapt_apply(struct tly_coordinator *c)
 {
     if (c->adapt.replan) {
-        make_places(c);
-        move_cards(c);
+        adapt_make_places(c);
+        adapt_move_cards(c);
     }
     if (c->fixed) {
-        forget(&c->roster);
+        adapt_forget(&c->roster);
         return;
     }
-    apply(c);
-    c->adapt.takes = cost(&c->roster, NULL); /* by the split that was, and what is known now */
+    adapt_apply(c);
+    c->adapt.takes = adapt_cost(&c->roster, NULL); /* by the split that was, and what is known now */
 }
 
 /* Does some rank still need four older epochs?  Then nothing changes; if that lasts it is said once. */
-static bool is_crowded(struct tly_coordinator *c)
+static bool adapt_is_crowded(struct tly_coordinator *c)
 {
     uint32_t most = 0;
     for (uint32_t i = 1; i < c->size; i++)
@@ -573,9 +573,9 @@ void tly_adapt_tick(struct tly_coordinator *c)
 {
     struct adapt *a = &c->adapt;
     struct tly_roster *r = &c->roster;
-    if (a->since && c->loop.awake - a->since >= WAIT_MS * TLY_MS && !is_complete(c))
-        drop_reports(c);
-    if (c->state != RUNNING || !a->replan || !is_complete(c))
+    if (a->since && c->loop.awake - a->since >= WAIT_MS * TLY_MS && !adapt_is_complete(c))
+        adapt_drop_reports(c);
+    if (c->state != RUNNING || !a->replan || !adapt_is_complete(c))
         return;
     const struct tly_traffic **of = calloc(c->size, sizeof *of);
     struct tly_replan_service *s = calloc(r->service_count, sizeof *s);
@@ -583,10 +583,10 @@ void tly_adapt_tick(struct tly_coordinator *c)
     bool change = false;
     for (uint32_t i = 0; of && s && i < c->size; i++)
         of[i] = c->ranks[i] ? &c->ranks[i]->traffic : NULL;
-    if (of && s && !is_crowded(c) && describe(c, s) == 0 && tly_traffic_sum(r, of, s, &goodput)) {
+    if (of && s && !adapt_is_crowded(c) && adapt_describe(c, s) == 0 && tly_traffic_sum(r, of, s, &goodput)) {
         change = tly_replan_step(a->replan, (int)r->service_count, s, goodput);
         a->standout = tly_replan_standout(a->replan, (int)r->service_count, s, a->standout);
-        note_all(c);
+        adapt_note_all(c);
         c->slow.fresh = true;
         for (uint32_t i = 0; i < r->service_count; i++)
             tly_log(TALLY_LOG_DEBUG, "join",
@@ -596,7 +596,7 @@ void tly_adapt_tick(struct tly_coordinator *c)
     }
     free(of);
     free(s);
-    drop_reports(c);
+    adapt_drop_reports(c);
     if (change)
         a->pending = c->wanted = true;
 }

@@ -1,10 +1,10 @@
 /* change.c - from one epoch to the next, and a job whose coordinator has died.
  *
- *   a tallyd comes      invite_more → INVITE: all ranks connect to it (tly_follow_invited in comm/follow.c) and say BEGUN
+ *   a tallyd comes      change_invite_more → INVITE: all ranks connect to it (tly_follow_invited in comm/follow.c) and say BEGUN
  *   a service goes      judge.c: it dies, is silent for 5 s, leaves (GOODBYE), cannot be reached by a rank, or gives no sign of
  *                       life for 1.5 s while ranks wait (COMPLAIN) → tly_change_evict
- *   the change          prepare → PREPARE: the ranks begin nothing new and say which rounds they have begun (BEGUN).
- *                       commit → COMMIT: the new roster, and all rounds that any rank has begun.  These stay in their epoch
+ *   the change          change_prepare → PREPARE: the ranks begin nothing new and say which rounds they have begun (BEGUN).
+ *                       change_commit → COMMIT: the new roster, and all rounds that any rank has begun.  These stay in their epoch
  *   parts in doubt      comm/path/doubt.c hands them to the substitute: HAVE, DONE → sum/redo.c → AGAIN, FINAL
  *
  * Whatever changes meanwhile begins a new PREPARE.  A change costs a round trip and changes no bits.  None begins while some
@@ -17,7 +17,7 @@
  * A coordinator in a process of its own may die.  Members look for the next one (member.c) and tell it the roster, from which
  * it goes on (tly_change_resumed).  Rounds do not wait for it.  Changes do, and so do rounds that need a change.  A coordinator
  * that dies between the COMMITs of one change leaves ranks in different epochs.  The next one asks all what they have begun,
- * and gives the others the COMMIT that they lack (catch_up). */
+ * and gives the others the COMMIT that they lack (change_catch_up). */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,13 +47,13 @@ enum whom {
     BEHIND, /* ranks that have not heard of the epoch in which others are */
 };
 
-static bool is_behind(const struct member *m)
+static bool change_is_behind(const struct member *m)
 {
     return tly_change_concerns(m) && m->committed < m->c->committed;
 }
 
-static void post_roster(struct tly_coordinator *c, int type, uint16_t flags, struct tly_writer *w,
-                        enum whom whom)
+static void change_post_roster(struct tly_coordinator *c, int type, uint16_t flags, struct tly_writer *w,
+                               enum whom whom)
 {
     if (w->failed || w->len > TLY_MAX_CONTROL) {
         tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);
@@ -62,13 +62,13 @@ static void post_roster(struct tly_coordinator *c, int type, uint16_t flags, str
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         if (whom == BEHIND
-                ? is_behind(m)
+                ? change_is_behind(m)
                 : tly_change_concerns(m) || (whom == ALL && m->joined && m->service != TLY_NO_SERVICE))
             tly_coordinator_post(m, type, flags, w->data, w->len);
     }
 }
 
-static bool all_answered(const struct tly_coordinator *c, uint32_t number)
+static bool change_all_answered(const struct tly_coordinator *c, uint32_t number)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
@@ -79,7 +79,7 @@ static bool all_answered(const struct tly_coordinator *c, uint32_t number)
 }
 
 /* The lowest place that nobody has, or room behind the last one; -E2BIG, -ENOMEM. */
-static int find_place(struct tly_coordinator *c, uint32_t *place)
+static int change_find_place(struct tly_coordinator *c, uint32_t *place)
 {
     struct tly_roster *r = &c->roster;
     uint32_t i = r->machine_count;
@@ -102,7 +102,7 @@ static int find_place(struct tly_coordinator *c, uint32_t *place)
 }
 
 /* A tallyd ends: one that comes there again begins with what its card was seen to carry. */
-static void remember_host(struct tly_coordinator *c, uint32_t service)
+static void change_remember_host(struct tly_coordinator *c, uint32_t service)
 {
     const char *host_id = c->host_id[service];
     uint64_t last = tly_adapt_sure(c, service);
@@ -114,7 +114,8 @@ static void remember_host(struct tly_coordinator *c, uint32_t service)
 }
 
 /* Put a guest into this place.  If others cannot reach it (-EINVAL) the place stays as it was.  f: as tly_start_found(). */
-static int put_in(struct tly_coordinator *c, uint32_t place, const struct member *m, const struct found *f)
+static int change_put_in(struct tly_coordinator *c, uint32_t place, const struct member *m,
+                         const struct found *f)
 {
     struct tly_roster_service *s = &c->roster.services[place], before = {0};
     char host_id[64] = "";
@@ -139,7 +140,7 @@ static int put_in(struct tly_coordinator *c, uint32_t place, const struct member
 }
 
 /* Those who came since the last time. */
-static void invite_more(struct tly_coordinator *c)
+static void change_invite_more(struct tly_coordinator *c)
 {
     bool any = false;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
@@ -154,9 +155,9 @@ static void invite_more(struct tly_coordinator *c)
             m->once = f && f->once;
             m->measured = true; /* or not known */
         }
-        int err = find_place(c, &at);
+        int err = change_find_place(c, &at);
         if (!err)
-            err = put_in(c, at, m, f);
+            err = change_put_in(c, at, m, f);
         if (err) {
             tly_coordinator_post_verdict(m, -err,
                                          err == -EINVAL ? tly_error()
@@ -176,7 +177,7 @@ static void invite_more(struct tly_coordinator *c)
     c->invited_at = c->loop.awake;
     struct tly_writer w = {0};
     tly_roster_write(&w, &c->roster);
-    post_roster(c, TLY_INVITE, 0, &w, RANKS);
+    change_post_roster(c, TLY_INVITE, 0, &w, RANKS);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         if (m->invited && !w.failed)
@@ -185,7 +186,7 @@ static void invite_more(struct tly_coordinator *c)
     free(w.data);
 }
 
-static void prepare(struct tly_coordinator *c)
+static void change_prepare(struct tly_coordinator *c)
 {
     struct tly_writer w = {0};
     c->wanted = false;
@@ -194,12 +195,12 @@ static void prepare(struct tly_coordinator *c)
     tly_map_finish(&c->begun_seen);
     c->begun_seen = (struct tly_map){0};
     tly_roster_write(&w, &c->roster);
-    post_roster(c, TLY_PREPARE, 0, &w, RANKS);
+    change_post_roster(c, TLY_PREPARE, 0, &w, RANKS);
     free(w.data);
 }
 
 /* All that anybody has begun, then the roster. */
-static void post_commit(struct tly_coordinator *c, const struct tly_roster *roster, enum whom whom)
+static void change_post_commit(struct tly_coordinator *c, const struct tly_roster *roster, enum whom whom)
 {
     size_t at = 0;
     do {
@@ -214,15 +215,15 @@ static void post_commit(struct tly_coordinator *c, const struct tly_roster *rost
         bool last = at == c->begun_count;
         if (last)
             tly_roster_write(&w, roster);
-        post_roster(c, TLY_COMMIT, last ? TLY_LAST : 0, &w, last || whom == BEHIND ? whom : RANKS);
+        change_post_roster(c, TLY_COMMIT, last ? TLY_LAST : 0, &w, last || whom == BEHIND ? whom : RANKS);
         free(w.data);
     } while (at < c->begun_count);
 }
 
-static bool any_behind(const struct tly_coordinator *c)
+static bool change_any_behind(const struct tly_coordinator *c)
 {
     for (uint32_t i = 0; i < c->size; i++)
-        if (c->ranks[i] && is_behind(c->ranks[i]))
+        if (c->ranks[i] && change_is_behind(c->ranks[i]))
             return true;
     return false;
 }
@@ -230,21 +231,21 @@ static bool any_behind(const struct tly_coordinator *c)
 /* The last coordinator died between its COMMITs, and this one has heard from all what they have begun: those who did not
  * get theirs get it now.  What nobody who is behind has begun in the epochs before began in the new one.  Then the change
  * that was under way begins anew, for they go on in between. */
-static void catch_up(struct tly_coordinator *c)
+static void change_catch_up(struct tly_coordinator *c)
 {
     size_t count = 0;
     for (size_t i = 0; i < c->begun_count; i++)
         if (c->begun[i].epoch < c->committed)
             c->begun[count++] = c->begun[i];
     c->begun_count = count;
-    post_commit(c, &c->settled, BEHIND);
+    change_post_commit(c, &c->settled, BEHIND);
     for (uint32_t i = 0; i < c->size; i++)
         if (c->ranks[i])
             c->ranks[i]->committed = c->committed;
-    prepare(c);
+    change_prepare(c);
 }
 
-static void commit(struct tly_coordinator *c)
+static void change_commit(struct tly_coordinator *c)
 {
     tly_start_find_cards(c, &c->roster);
     tly_adapt_apply(c);
@@ -262,7 +263,7 @@ static void commit(struct tly_coordinator *c)
         tly_roster_split(&c->roster, c->split);
     c->roster.epoch = c->preparing;
     c->preparing = 0;
-    post_commit(c, &c->roster, ALL);
+    change_post_commit(c, &c->roster, ALL);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         m->accuses = 0;
@@ -276,7 +277,7 @@ void tly_change_start_without(struct tly_coordinator *c)
 {
     c->wanted = false;
     c->preparing = ++c->number;
-    commit(c);                        /* nobody has begun anything, */
+    change_commit(c);                 /* nobody has begun anything, */
     c->changed = (struct changed){0}; /* and no split held that this one has changed */
 }
 
@@ -321,7 +322,7 @@ int tly_change_begun(struct member *m, bool last, struct tly_reader *r, const ch
 }
 
 /* All ranks have met those who were invited. */
-static void welcome(struct tly_coordinator *c)
+static void change_welcome(struct tly_coordinator *c)
 {
     bool any = false;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
@@ -341,7 +342,7 @@ static void welcome(struct tly_coordinator *c)
     c->wanted |= any;
 }
 
-static bool guests_ready(const struct tly_coordinator *c)
+static bool change_guests_ready(const struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
@@ -354,21 +355,21 @@ static bool guests_ready(const struct tly_coordinator *c)
 /* Whatever is due next. */
 void tly_change_go_on(struct tly_coordinator *c)
 {
-    if (c->invitation && guests_ready(c) && all_answered(c, c->invitation))
-        welcome(c);
+    if (c->invitation && change_guests_ready(c) && change_all_answered(c, c->invitation))
+        change_welcome(c);
     if (c->wanted)
-        prepare(c);
-    if (c->preparing && all_answered(c, c->preparing) && any_behind(c))
-        catch_up(c);
-    else if (c->preparing && all_answered(c, c->preparing))
-        commit(c);
+        change_prepare(c);
+    if (c->preparing && change_all_answered(c, c->preparing) && change_any_behind(c))
+        change_catch_up(c);
+    else if (c->preparing && change_all_answered(c, c->preparing))
+        change_commit(c);
     if (c->state == RUNNING && !c->preparing && !c->invitation)
-        invite_more(c);
+        change_invite_more(c);
 }
 
 /* said_before: the log has the same already. */
-static void strike_out(struct tly_coordinator *c, uint32_t service, bool left, bool said_before,
-                       const char *why)
+static void change_strike_out(struct tly_coordinator *c, uint32_t service, bool left, bool said_before,
+                              const char *why)
 {
     char name[200];
     tly_service_name(&c->roster, service, name, sizeof name);
@@ -377,7 +378,7 @@ static void strike_out(struct tly_coordinator *c, uint32_t service, bool left, b
     else
         tly_log(said_before ? TALLY_LOG_DEBUG : TALLY_LOG_WARNING, "join",
                 "%s is out: %s; the job goes on without it", name, why);
-    remember_host(c, service);
+    change_remember_host(c, service);
     c->roster.services[service].state = TLY_SERVICE_GONE;
     c->wanted = true;
 }
@@ -387,7 +388,7 @@ void tly_change_evict(struct member *m, const char *why)
 {
     if (m->service == TLY_NO_SERVICE || m->c->roster.services[m->service].state == TLY_SERVICE_GONE)
         return;
-    strike_out(m->c, m->service, m->left, m->said_before, why);
+    change_strike_out(m->c, m->service, m->left, m->said_before, why);
     m->service = TLY_NO_SERVICE;
     m->invited = false;
 }
@@ -405,7 +406,7 @@ struct member *tly_change_find_tallyd(const struct tly_coordinator *c, uint64_t 
 }
 
 /* Its place in the roster if it serves; else the count of services. */
-static uint32_t find_serving(const struct tly_coordinator *c, uint64_t incarnation)
+static uint32_t change_find_serving(const struct tly_coordinator *c, uint64_t incarnation)
 {
     uint32_t at = 0;
     while (at < c->roster.service_count && (c->roster.services[at].incarnation != incarnation ||
@@ -415,7 +416,7 @@ static uint32_t find_serving(const struct tly_coordinator *c, uint64_t incarnati
 }
 
 /* Somebody who shares this service's card has come back: all behind it are on his host. */
-static void know_host(struct tly_coordinator *c, uint32_t service, const char host_id[64])
+static void change_know_host(struct tly_coordinator *c, uint32_t service, const char host_id[64])
 {
     char was[64];
     memcpy(was, c->host_id[service], sizeof was);
@@ -425,14 +426,14 @@ static void know_host(struct tly_coordinator *c, uint32_t service, const char ho
 }
 
 /* A member of a job that goes on without a coordinator has come. */
-static void take_back(struct member *m)
+static void change_take_back(struct member *m)
 {
     struct tly_coordinator *c = m->c;
     bool is_rank = m->info.role == TLY_ROLE_RANK;
-    uint32_t at = find_serving(c, m->info.incarnation);
+    uint32_t at = change_find_serving(c, m->info.incarnation);
     bool known = at < c->roster.service_count;
     if (known)
-        know_host(c, at, m->info.host_id);
+        change_know_host(c, at, m->info.host_id);
     if (!is_rank)
         m->service = known ? at : TLY_NO_SERVICE;
     if (!is_rank && !known)
@@ -441,7 +442,7 @@ static void take_back(struct member *m)
 }
 
 /* Nobody so far was in so new an epoch: what its member knows is what the coordinator knows. */
-static int take_newest(struct tly_coordinator *c, struct tly_roster *roster, uint32_t committed)
+static int change_take_newest(struct tly_coordinator *c, struct tly_roster *roster, uint32_t committed)
 {
     struct tly_writer w = {0};
     struct tly_roster settled = {0};
@@ -482,19 +483,19 @@ static int take_newest(struct tly_coordinator *c, struct tly_roster *roster, uin
         struct member *m = tly_list_entry(n, struct member, node);
         if (!m->joined || m->waiting)
             continue;
-        take_back(m);
+        change_take_back(m);
         c->tallyds_here -= !m->joined;
     }
     return 0;
 }
 
 /* The first member of a job that runs, and whose coordinator has died. */
-static int adopt(struct tly_coordinator *c, struct tly_roster *roster, uint64_t incarnation,
-                 uint32_t committed)
+static int change_adopt(struct tly_coordinator *c, struct tly_roster *roster, uint64_t incarnation,
+                        uint32_t committed)
 {
     uint32_t size = roster->rank_count;
     c->ranks = calloc(size, sizeof *c->ranks);
-    int err = c->ranks ? take_newest(c, roster, committed) : -ENOMEM;
+    int err = c->ranks ? change_take_newest(c, roster, committed) : -ENOMEM;
     if (err)
         return err;
     tly_coordinator_await(c, size);
@@ -524,11 +525,11 @@ int tly_change_resumed(struct member *m, struct tly_reader *r, const char **why)
     tly_coordinator_name(m, name, sizeof name);
     tly_link_rename(m->link, name);
     bool first = c->state == GATHERING && !c->resuming && !c->size;
-    int err = first ? adopt(c, &roster, incarnation, committed) : 0;
+    int err = first ? change_adopt(c, &roster, incarnation, committed) : 0;
     bool fits_here = (c->resuming || c->state == RUNNING) && c->identity.incarnation == incarnation &&
                      size == c->size && !(is_rank && (m->info.rank >= c->size || c->ranks[m->info.rank]));
     if (!err && !first && fits_here && c->state == GATHERING && committed > c->committed)
-        err = take_newest(c, &roster, committed);
+        err = change_take_newest(c, &roster, committed);
     for (uint32_t i = 0; !err && fits_here && i < roster.rank_count; i++)
         c->roster.ranks[i].left |= roster.ranks[i].left;
     if (!err && !first && fits_here)
@@ -538,7 +539,7 @@ int tly_change_resumed(struct member *m, struct tly_reader *r, const char **why)
     } else if (!fits_here) {
         tly_coordinator_post_verdict(m, ESTALE, "there is another start of the job by now");
     } else {
-        take_back(m);
+        change_take_back(m);
         m->committed = committed;
         if (is_rank) {
             c->ranks[m->info.rank] = m;
@@ -561,5 +562,5 @@ void tly_change_miss_services(struct tly_coordinator *c)
     for (uint32_t i = c->roster.machine_count; i < c->roster.service_count; i++)
         if (c->roster.services[i].state == TLY_SERVICE_ACTIVE &&
             !tly_change_find_tallyd(c, c->roster.services[i].incarnation))
-            strike_out(c, i, false, false, "it has not come back to the coordinator");
+            change_strike_out(c, i, false, false, "it has not come back to the coordinator");
 }

@@ -15,14 +15,14 @@
 
 enum { TELL_S = 10, REACH_MS = 1000, ADVICE = TLY_HOLDER + 160 };
 
-static void pause_for(struct tly_member *m, int ms)
+static void connect_pause_for(struct tly_member *m, int ms)
 {
     int64_t until = tly_now() + ms * TLY_MS;
     while (tly_now() < until && !(m->cancelled && m->cancelled(m->user)))
         tly_loop_turn(m->loop, (int)((until - tly_now()) / TLY_MS) + 1);
 }
 
-static bool worth_trying_again(int err)
+static bool connect_worth_trying_again(int err)
 {
     switch (err) {
     case EACCES:
@@ -36,7 +36,7 @@ static bool worth_trying_again(int err)
 }
 
 /* What may be wrong where no coordinator answers at m->at, and what to do; asks that machine. */
-static const char *advice(const struct tly_member *m, char room[ADVICE])
+static const char *connect_advice(const struct tly_member *m, char room[ADVICE])
 {
     char holder[TLY_HOLDER] = "";
     bool may = !tly_place_is_own(&m->at) || tly_address_holder(&m->at, holder);
@@ -75,7 +75,7 @@ struct patience {
     int64_t delay_ms;
 };
 
-static struct patience patience_of(double timeout_s)
+static struct patience connect_patience_of(double timeout_s)
 {
     int64_t now = tly_now();
     return (struct patience){timeout_s < 0 ? -1 : now + (int64_t)(timeout_s * (double)TLY_SEC), now, 10};
@@ -83,8 +83,8 @@ static struct patience patience_of(double timeout_s)
 
 /* An attempt (to connect, or to look the address up) has failed: wait for the next.  False when time is up.  refused: its
  * machine answers, so rank 0 is likely to start only, as a program that imports much does, or to come behind a tallyd. */
-static bool wait_to_retry(struct tly_member *m, struct patience *p, const char *why, bool connects,
-                          bool refused)
+static bool connect_wait_to_retry(struct tly_member *m, struct patience *p, const char *why, bool connects,
+                                  bool refused)
 {
     int64_t now = tly_now();
     double tell_s = refused && m->params->late_warning > TELL_S ? m->params->late_warning : TELL_S;
@@ -94,32 +94,32 @@ static bool wait_to_retry(struct tly_member *m, struct patience *p, const char *
     if (now - p->told > (int64_t)(tell_s * (double)TLY_SEC)) {
         p->told = now;
         if (connects)
-            tly_warn("join", "still trying: %s (%s)", why, advice(m, room));
+            tly_warn("join", "still trying: %s (%s)", why, connect_advice(m, room));
         else
             tly_warn("join", "still trying: %s", why);
     }
-    pause_for(m, (int)(p->delay_ms / 2 + randombytes_uniform((uint32_t)p->delay_ms)));
+    connect_pause_for(m, (int)(p->delay_ms / 2 + randombytes_uniform((uint32_t)p->delay_ms)));
     p->delay_ms = p->delay_ms * 3 / 2 < 1000 ? p->delay_ms * 3 / 2 + 1 : 1000;
     return true;
 }
 
 int tly_member_find(struct tly_member *m, double timeout_s)
 {
-    struct patience p = patience_of(timeout_s);
+    struct patience p = connect_patience_of(timeout_s);
     char why[TLY_SENTENCE - 64];
     for (;;) {
         int err = tly_place_resolve(m->place, &m->to);
         if (err != -EAGAIN)
             return err;
         snprintf(why, sizeof why, "%s", tly_error());
-        if (!wait_to_retry(m, &p, why, false, false))
+        if (!connect_wait_to_retry(m, &p, why, false, false))
             return tly_fail(ETIMEDOUT, "%s; tried for %.0f s", why, timeout_s);
         if (m->cancelled && m->cancelled(m->user))
             return tly_fail(EINTR, "interrupted while joining");
     }
 }
 
-static void leave(struct tly_member *m)
+static void connect_leave(struct tly_member *m)
 {
     tly_loop_lock(m->loop);
     tly_link_destroy(m->link);
@@ -144,12 +144,12 @@ static int try_to_connect(struct tly_member *m, int64_t deadline)
     }
     err = tly_member_wait(m, TLY_MEMBER_KNOWN, deadline);
     if (err)
-        leave(m);
+        connect_leave(m);
     return err;
 }
 
 /* Try the addresses in their order.  *refused: one before that which answered did not, though its host did. */
-static int try_all(struct tly_member *m, int64_t deadline, unsigned sweep, bool *refused)
+static int connect_try_all(struct tly_member *m, int64_t deadline, unsigned sweep, bool *refused)
 {
     int err = -ETIMEDOUT;
     *refused = false;
@@ -165,7 +165,7 @@ static int try_all(struct tly_member *m, int64_t deadline, unsigned sweep, bool 
             until = deadline < 0 || until < deadline ? until : deadline;
         }
         err = try_to_connect(m, until);
-        if (!err || err == -EINTR || (err != -ETIMEDOUT && !worth_trying_again(-err)))
+        if (!err || err == -EINTR || (err != -ETIMEDOUT && !connect_worth_trying_again(-err)))
             break;
         *refused |= err == -ECONNREFUSED;
     }
@@ -174,30 +174,30 @@ static int try_all(struct tly_member *m, int64_t deadline, unsigned sweep, bool 
 
 int tly_member_connect(struct tly_member *m, double timeout_s)
 {
-    struct patience p = patience_of(timeout_s);
+    struct patience p = connect_patience_of(timeout_s);
     char why[TLY_SENTENCE], room[ADVICE];
     bool refused, sure = false;
     for (unsigned sweep = 0;; sweep++) {
         if (sweep && m->to.named && !m->to.settled)
             tly_place_resolve(m->place,
                               &m->to); /* the host may have come back elsewhere; else what we know stays */
-        int err = try_all(m, p.deadline, sweep, &refused);
+        int err = connect_try_all(m, p.deadline, sweep, &refused);
         if (!err && refused && !sure) {
             /* The coordinator may have come up between the two attempts: all should reach it in the same way. */
             sure = true;
-            leave(m);
+            connect_leave(m);
             continue;
         }
         if (!err)
             return 0;
         if (err == -EINTR)
             return tly_fail(EINTR, "interrupted while joining");
-        if (err != -ETIMEDOUT && !worth_trying_again(-err))
+        if (err != -ETIMEDOUT && !connect_worth_trying_again(-err))
             return tly_fail(-err, "the coordinator at %s refuses: %s", m->coordinator, m->sentence);
         snprintf(why, sizeof why, "no coordinator at %s: %.500s", m->coordinator, m->sentence);
-        if (!wait_to_retry(m, &p, why, true, refused))
+        if (!connect_wait_to_retry(m, &p, why, true, refused))
             return tly_fail(ETIMEDOUT, "no coordinator at %s within %.0f s: %.400s (%s)", m->coordinator,
-                            timeout_s, m->sentence, advice(m, room));
+                            timeout_s, m->sentence, connect_advice(m, room));
     }
 }
 

@@ -1,6 +1,6 @@
 /* coordinator.c - what members say, who is missing or dead, and what becomes of the job.
  *
- * The job's state goes from GATHERING to RUNNING, and ends as FAILED or ENDED.  After each thing that has happened advance()
+ * The job's state goes from GATHERING to RUNNING, and ends as FAILED or ENDED.  After each thing that has happened coordinator_advance()
  * does whatever is due now.  Only this file calls it: the others change what it looks at, and use tell.c alone.
  *
  * A member is dead when its connection ends, or when it is silent for too long (lose).  All members then get one sentence.  A
@@ -38,7 +38,7 @@ enum {
 
 /* --- sending ------------------------------------------------------------------------------------- */
 
-static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
+static bool coordinator_next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
     struct member *m = user;
     return tly_outbox_next(&m->outbox, out, NULL);
@@ -47,29 +47,29 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
 /* --- gathering ----------------------------------------------------------------------------------- */
 
 /* Not there, and has not left. */
-static bool is_missing(const struct tly_coordinator *c, uint32_t rank)
+static bool coordinator_is_missing(const struct tly_coordinator *c, uint32_t rank)
 {
     return !c->ranks[rank] && !(rank < c->roster.rank_count && c->roster.ranks[rank].left);
 }
 
-static bool all_here(const struct tly_coordinator *c)
+static bool coordinator_all_here(const struct tly_coordinator *c)
 {
     uint32_t i = 0;
-    while (i < c->size && !is_missing(c, i))
+    while (i < c->size && !coordinator_is_missing(c, i))
         i++;
     return c->size && i == c->size;
 }
 
 /* "2, 3, 7-9" of the ranks that are missing. */
-static void missing_text(const struct tly_coordinator *c, char *out, size_t len)
+static void coordinator_missing_text(const struct tly_coordinator *c, char *out, size_t len)
 {
     size_t at = 0;
     out[0] = '\0';
     for (uint32_t i = 0; i < c->size && at + 32 < len; i++) {
-        if (!is_missing(c, i))
+        if (!coordinator_is_missing(c, i))
             continue;
         uint32_t end = i;
-        while (end + 1 < c->size && is_missing(c, end + 1))
+        while (end + 1 < c->size && coordinator_is_missing(c, end + 1))
             end++;
         at += (size_t)snprintf(out + at, len - at, end > i + 1 ? "%s%u-%u" : "%s%u", at ? ", " : "", i, end);
         if (end == i + 1)
@@ -79,9 +79,9 @@ static void missing_text(const struct tly_coordinator *c, char *out, size_t len)
 }
 
 /* Something has happened: whatever is due now. */
-static void advance(struct tly_coordinator *c)
+static void coordinator_advance(struct tly_coordinator *c)
 {
-    bool all_ranks = c->state == GATHERING && all_here(c);
+    bool all_ranks = c->state == GATHERING && coordinator_all_here(c);
     if (all_ranks && c->resuming) {
         c->state = RUNNING;
         c->wanted = true; /* whatever was under way begins anew */
@@ -137,7 +137,7 @@ static void advance(struct tly_coordinator *c)
 }
 
 /* Does the newcomer fit those who are here?  If not, the start fails for all and each learns why. */
-static bool fits(struct tly_coordinator *c, const struct member *m)
+static bool coordinator_fits(struct tly_coordinator *c, const struct member *m)
 {
     const struct tly_member_info *me = &m->info;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
@@ -173,7 +173,7 @@ static bool fits(struct tly_coordinator *c, const struct member *m)
     return true;
 }
 
-static void on_member_info(struct member *m)
+static void coordinator_on_member_info(struct member *m)
 {
     struct tly_coordinator *c = m->c;
     char name[200];
@@ -193,7 +193,7 @@ static void on_member_info(struct member *m)
     if ((c->state == RUNNING || c->resuming) && m->info.role == TLY_ROLE_TALLYD) {
         m->joined = m->waiting = true;
         c->tallyds_here++;
-        advance(c);
+        coordinator_advance(c);
         return;
     }
     if (c->state != GATHERING || c->resuming) {
@@ -207,7 +207,7 @@ static void on_member_info(struct member *m)
                 m, EEXIST, "the job is running already: give this one another TALLY_PORT, or end that one");
         return;
     }
-    if (!fits(c, m))
+    if (!coordinator_fits(c, m))
         return;
     if (m->info.role == TLY_ROLE_TALLYD) {
         c->tallyds_here++;
@@ -224,12 +224,12 @@ static void on_member_info(struct member *m)
         c->ranks_here++;
     }
     m->joined = true;
-    advance(c);
+    coordinator_advance(c);
 }
 
 /* --- who asks ------------------------------------------------------------------------------------ */
 
-static uint32_t stand(const struct member *m)
+static uint32_t coordinator_stand(const struct member *m)
 {
     return m->left     ? TLY_STAND_LEFT
            : m->begun  ? TLY_STAND_CONNECTED
@@ -238,12 +238,12 @@ static uint32_t stand(const struct member *m)
 }
 
 /* Who holds the job up.  Nobody does if the job does not run or that rank has left. */
-static struct tly_slow slow_now(const struct tly_coordinator *c)
+static struct tly_slow coordinator_slow_now(const struct tly_coordinator *c)
 {
     return c->state == RUNNING && !tly_slow_is_past(c) ? c->slow.told : (struct tly_slow){0};
 }
 
-static void answer(struct member *watcher)
+static void coordinator_answer(struct member *watcher)
 {
     const struct tly_coordinator *c = watcher->c;
     struct tly_status s = {.state = c->state,
@@ -268,10 +268,10 @@ static void answer(struct member *watcher)
                                           .rank = info->role == TLY_ROLE_RANK ? info->rank : TLY_NO_RANK,
                                           .pid = info->pid,
                                           .at = info->at,
-                                          .stand = stand(m)};
+                                          .stand = coordinator_stand(m)};
         memcpy(out->host, info->host, sizeof out->host);
     }
-    s.slow = slow_now(c);
+    s.slow = coordinator_slow_now(c);
     tly_status_write(&w, &s);
     if (!w.failed && w.len <= TLY_MAX_CONTROL)
         tly_coordinator_post(watcher, TLY_STATUS, 0, w.data, w.len);
@@ -282,8 +282,8 @@ static void answer(struct member *watcher)
 
 /* --- frames -------------------------------------------------------------------------------------- */
 
-static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
-                  const char **why)
+static int coordinator_header(void *user, struct tly_link *l, const struct tly_frame *f,
+                              struct tly_landing *land, const char **why)
 {
     const struct member *m = user;
     uint8_t role = tly_link_peer(l)->role;
@@ -303,7 +303,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
 }
 
 /* Another coordinator may have to know it, and would hear it from the others. */
-static void note_left(struct tly_coordinator *c, uint32_t rank)
+static void coordinator_note_left(struct tly_coordinator *c, uint32_t rank)
 {
     struct tly_writer w = {0};
     c->roster.ranks[rank].left = 1;
@@ -315,23 +315,24 @@ static void note_left(struct tly_coordinator *c, uint32_t rank)
 }
 
 /* A member says goodbye: it has ended well, or a tallyd leaves the split. */
-static void on_goodbye(struct member *m)
+static void coordinator_on_goodbye(struct member *m)
 {
     struct tly_coordinator *c = m->c;
     m->left = true;
     if (m->joined && m->info.role == TLY_ROLE_RANK && m->info.rank < c->roster.rank_count)
-        note_left(c, m->info.rank);
+        coordinator_note_left(c, m->info.rank);
     if (m->service != TLY_NO_SERVICE)
         c->roster.services[m->service].left = true;
     if (m->service != TLY_NO_SERVICE && c->roster.services[m->service].state == TLY_SERVICE_ACTIVE) {
         c->roster.services[m->service].state = TLY_SERVICE_IDLE; /* it stays for what it has begun */
         c->wanted = true;
     }
-    advance(c);
+    coordinator_advance(c);
 }
 
 /* A member says what it is: newly come, or of a job that runs and whose coordinator has died. */
-static int on_roster(struct member *m, const struct tly_frame *f, struct tly_reader *r, const char **why)
+static int coordinator_on_roster(struct member *m, const struct tly_frame *f, struct tly_reader *r,
+                                 const char **why)
 {
     if (f->flags & TLY_REQUEST) {
         m->nonce_seen = tly_read64(r);
@@ -341,28 +342,29 @@ static int on_roster(struct member *m, const struct tly_frame *f, struct tly_rea
         *why = "a member that cannot be read";
         return -EPROTO;
     } else if (!(f->flags & TLY_RESUMED)) {
-        on_member_info(m);
+        coordinator_on_member_info(m);
         return 0;
     } else if (tly_change_resumed(m, r, why) != 0) {
         return -EPROTO;
     }
-    advance(m->c);
+    coordinator_advance(m->c);
     return 0;
 }
 
-static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+static int coordinator_frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data,
+                             const char **why)
 {
     struct member *m = user;
     struct tly_coordinator *c = m->c;
     struct tly_reader r = {data, f->payload, false};
     switch (f->type) {
     case TLY_ROSTER:
-        return on_roster(m, f, &r, why);
+        return coordinator_on_roster(m, f, &r, why);
     case TLY_BEGUN:
         m->begun = true;
         if (f->payload && tly_change_concerns(m) && tly_change_begun(m, f->flags & TLY_LAST, &r, why) != 0)
             return -EPROTO;
-        advance(c);
+        coordinator_advance(c);
         break;
     case TLY_COMPLAIN:
         tly_judge_complaint(m, f, &r);
@@ -384,22 +386,22 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
             return -EPROTO;
         }
         tly_start_measured(m, &x);
-        advance(c);
+        coordinator_advance(c);
         break;
     }
     case TLY_JOINED:
         if (tly_join_heard(m, &r, why) != 0)
             return -EPROTO;
-        advance(c);
+        coordinator_advance(c);
         break;
     case TLY_GOODBYE:
-        on_goodbye(m);
+        coordinator_on_goodbye(m);
         break;
     case TLY_STATUS:
         if (c->state == FAILED)
             tly_coordinator_post_verdict(m, c->verdict_err, c->verdict);
         else
-            answer(m);
+            coordinator_answer(m);
         break;
     default:
         break;
@@ -407,7 +409,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     return 0;
 }
 
-static void set_known(struct member *m, bool known)
+static void coordinator_set_known(struct member *m, bool known)
 {
     m->c->known += (uint32_t)known - m->known;
     m->known = known;
@@ -415,12 +417,12 @@ static void set_known(struct member *m, bool known)
         tly_event_set(&m->c->quiet);
 }
 
-static void drop(struct member *m)
+static void coordinator_drop(struct member *m)
 {
     struct tly_coordinator *c = m->c;
     tly_list_remove(&m->node);
     c->watchers -= m->watcher;
-    set_known(m, false);
+    coordinator_set_known(m, false);
     tly_link_destroy(m->link);
     tly_outbox_finish(&m->outbox, NULL, NULL);
     tly_traffic_finish(&m->traffic);
@@ -428,7 +430,7 @@ static void drop(struct member *m)
 }
 
 /* A member's connection is no more, or is given up.  The member is freed. */
-static void lose(struct member *m, int err, const char *why)
+static void coordinator_lose(struct member *m, int err, const char *why)
 {
     struct tly_coordinator *c = m->c;
     char name[200];
@@ -446,7 +448,7 @@ static void lose(struct member *m, int err, const char *why)
         tly_change_evict(m, why);
         lost = false; /* nothing is lost with it; before the start it is simply not there */
     }
-    drop(m);
+    coordinator_drop(m);
     if (lost && c->state != ENDED) {
         if (err == ETIMEDOUT)
             tly_coordinator_fail(c, ETIMEDOUT,
@@ -455,41 +457,44 @@ static void lose(struct member *m, int err, const char *why)
         else
             tly_coordinator_fail(c, ECONNRESET, "%s has died: %s", name, why);
     }
-    advance(c);
+    coordinator_advance(c);
 }
 
-static void closed(void *user, struct tly_link *l, int err, const char *why)
+static void coordinator_closed(void *user, struct tly_link *l, int err, const char *why)
 {
-    lose(user, err, why);
+    coordinator_lose(user, err, why);
 }
 
-static void opened(void *user, struct tly_link *l)
+static void coordinator_opened(void *user, struct tly_link *l)
 {
     struct member *m = user;
     m->watcher = tly_link_peer(l)->role == TLY_ROLE_WATCHER;
     m->c->watchers += m->watcher;
-    set_known(m, !m->watcher);
+    coordinator_set_known(m, !m->watcher);
     if (m->c->watchers > MOST_WATCHERS)
-        drop(m); /* who asks asks again */
+        coordinator_drop(m); /* who asks asks again */
 }
 
-static const struct tly_link_user calls = {
-    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+static const struct tly_link_user calls = {.opened = coordinator_opened,
+                                           .header = coordinator_header,
+                                           .frame = coordinator_frame,
+                                           .next = coordinator_next,
+                                           .closed = coordinator_closed};
 
-static int accepting(void *user, struct tly_link_config *config);
+static int coordinator_accepting(void *user, struct tly_link_config *config);
 
-/* The link is created after accepting() has returned: it is known from its first callback on. */
-static void remember(void *user, struct tly_link *l)
+/* The link is created after coordinator_accepting() has returned: it is known from its first callback on. */
+static void coordinator_remember(void *user, struct tly_link *l)
 {
     struct member *m = user;
     m->link = l;
 }
 
-static int accepting(void *user, struct tly_link_config *config)
+static int coordinator_accepting(void *user, struct tly_link_config *config)
 {
     struct tly_coordinator *c = user;
     /* A process that comes now comes again later, to the next coordinator: it must not lose this one while it joins.
-     * Inside a rank a failed one still has to tell that very rank why (on_member_info). */
+     * Inside a rank a failed one still has to tell that very rank why (coordinator_on_member_info). */
     if (c->state == ENDED || (c->state == FAILED && c->standalone))
         return -ESHUTDOWN;
     struct member *m = calloc(1, sizeof *m);
@@ -499,19 +504,19 @@ static int accepting(void *user, struct tly_link_config *config)
     m->service = TLY_NO_SERVICE;
     tly_outbox_init(&m->outbox);
     tly_list_append(&c->members, &m->node);
-    set_known(m, !c->standalone); /* one that ends with its rank would be looked for in vain */
+    coordinator_set_known(m, !c->standalone); /* one that ends with its rank would be looked for in vain */
     config->user_calls = &calls;
     config->user = m;
     config->identity = c->identity;
     config->silence_ns = c->dead_ns;
-    config->created = remember;
+    config->created = coordinator_remember;
     return 0;
 }
 
 /* --- time ---------------------------------------------------------------------------------------- */
 
 /* The first member that has not done what the start waits for. */
-static const char *unready(const struct tly_coordinator *c, char *out, size_t len)
+static const char *coordinator_unready(const struct tly_coordinator *c, char *out, size_t len)
 {
     snprintf(out, len, "a rank or tallyd");
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
@@ -526,14 +531,14 @@ static const char *unready(const struct tly_coordinator *c, char *out, size_t le
 }
 
 /* Tallyd that have gone silent and serve nobody yet: there is nothing to put them out of. */
-static void lose_silent(struct tly_coordinator *c)
+static void coordinator_lose_silent(struct tly_coordinator *c)
 {
     char why[100];
     for (struct tly_list *n = c->members.next, *next; n != &c->members && c->state <= RUNNING; n = next) {
         struct member *m = tly_list_entry(n, struct member, node);
         next = n->next;
         if (tly_judge_is_silent(m, why, sizeof why) && (c->state != RUNNING || m->waiting))
-            lose(m, ETIMEDOUT, why);
+            coordinator_lose(m, ETIMEDOUT, why);
     }
 }
 
@@ -543,7 +548,7 @@ static int64_t coordinator_prepare(struct tly_hook *h)
     return INT64_MAX;
 }
 
-static void tick(struct tly_hook *h)
+static void coordinator_tick(struct tly_hook *h)
 {
     static const char alone[] =
         "; without a secret only processes of this machine can join: a job over several "
@@ -552,17 +557,17 @@ static void tick(struct tly_hook *h)
     int64_t now = c->loop.awake;
     char missing[512], name[200];
     tly_judge_tick(c);
-    lose_silent(c);
+    coordinator_lose_silent(c);
     tly_change_miss_services(c);
     tly_adapt_tick(c);
-    advance(c); /* these want a change, or somebody's time to be invited again has come */
+    coordinator_advance(c); /* these want a change, or somebody's time to be invited again has come */
     tly_slow_tick(c);
     if (c->state == MEASURING && now - c->step_at >= MEASURE_STEP_MS * TLY_MS) {
         tly_start_go_on_measuring(c);
-        advance(c);
+        coordinator_advance(c);
     }
     if (c->resuming && c->state == GATHERING && now - c->waiting_since >= c->dead_ns) {
-        missing_text(c, missing, sizeof missing);
+        coordinator_missing_text(c, missing, sizeof missing);
         tly_coordinator_fail(
             c, ETIMEDOUT, "rank %s has not come back to the coordinator within %.0f s (TALLY_DEAD_TIMEOUT)",
             missing, (double)c->dead_ns / TLY_SEC);
@@ -582,7 +587,7 @@ static void tick(struct tly_hook *h)
         }
     }
     if (c->state == GATHERING && !c->complete_at && c->size && !c->resuming) {
-        missing_text(c, missing, sizeof missing);
+        coordinator_missing_text(c, missing, sizeof missing);
         if (now - c->waiting_since >= c->join_ns) {
             tly_coordinator_fail(
                 c, ETIMEDOUT, "rank %s did not join within %.0f s (TALLY_JOIN_TIMEOUT): look at its output%s",
@@ -597,10 +602,10 @@ static void tick(struct tly_hook *h)
         tly_coordinator_fail(c, ETIMEDOUT,
                              "%s has not connected to all services within %d s: does a firewall shut their "
                              "ports (TALLY_PORTS)?",
-                             unready(c, name, sizeof name), CONNECT_S);
+                             coordinator_unready(c, name, sizeof name), CONNECT_S);
 }
 
-static void *serve(void *arg)
+static void *coordinator_serve(void *arg)
 {
     struct tly_coordinator *c = arg;
     tly_loop_run(&c->loop);
@@ -647,14 +652,14 @@ int tly_coordinator_create(const struct tly_place *place, const struct tly_param
         c->measure = MEASURE_NONE;
     }
     c->hook.prepare = coordinator_prepare;
-    c->hook.tick = tick;
+    c->hook.tick = coordinator_tick;
     c->born = c->loop.awake;
     tly_loop_hook(&c->loop, &c->hook);
     struct tly_listener_config listen = {
-        .address = *address, .by_address = true, .accepting = accepting, .user = c};
+        .address = *address, .by_address = true, .accepting = coordinator_accepting, .user = c};
     err = tly_listen_reserved(&c->loop, listening, &listen, &c->listener);
     if (!err)
-        err = tly_thread_start(&c->thread, "tally-coord", serve, c);
+        err = tly_thread_start(&c->thread, "tally-coord", coordinator_serve, c);
     if (err) {
         tly_coordinator_destroy(c, 0);
         return err;
@@ -684,7 +689,7 @@ void tly_coordinator_facts(struct tly_coordinator *c, struct tly_coordinator_fac
             .services = r->service_count,
             .epoch = r->epoch,
             .changed = c->changed.last.at,
-            .slow = slow_now(c)};
+            .slow = coordinator_slow_now(c)};
     tly_loop_unlock(&c->loop);
 }
 
@@ -711,7 +716,7 @@ void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
         pthread_join(c->thread, NULL);
     }
     while (!tly_list_empty(&c->members))
-        drop(tly_list_entry(tly_list_take(&c->members), struct member, node));
+        coordinator_drop(tly_list_entry(tly_list_take(&c->members), struct member, node));
     tly_listener_destroy(c->listener);
     tly_loop_finish(&c->loop);
     tly_survey_destroy(c->survey);

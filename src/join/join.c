@@ -12,19 +12,19 @@
 #include "base/error.h"
 #include "join/internal.h"
 
-static void write_joined(struct tly_writer *w, uint32_t joins, uint32_t rank)
+static void join_write_joined(struct tly_writer *w, uint32_t joins, uint32_t rank)
 {
     tly_write32(w, joins);
     tly_write32(w, rank);
 }
 
 /* A rank is still here whose join another one's departure has made impossible. */
-static void fail(struct tly_coordinator *c, uint32_t left)
+static void join_fail(struct tly_coordinator *c, uint32_t left)
 {
     struct tly_writer w = {0};
     char sentence[64];
     snprintf(sentence, sizeof sentence, "rank %u has left the job", left);
-    write_joined(&w, c->roster.joins, left);
+    join_write_joined(&w, c->roster.joins, left);
     tly_write_text(&w, sentence);
     for (uint32_t i = 0; i < c->size && !w.failed; i++)
         if (c->ranks[i] && c->roster.ranks[i].joined && !c->ranks[i]->stranded) {
@@ -46,13 +46,13 @@ void tly_join_look(struct tly_coordinator *c)
         left = r->left && left == c->size ? i : left;
     }
     if (any && left < c->size)
-        fail(c, left);
+        join_fail(c, left);
     else if (all) {
         struct tly_writer w = {0};
         tly_roster_joined_all(&c->roster, c->roster.joins + 1, last);
         for (uint32_t i = 0; i < c->size; i++)
             c->ranks[i]->drained = false;
-        write_joined(&w, c->roster.joins, last);
+        join_write_joined(&w, c->roster.joins, last);
         for (struct tly_list *n = c->members.next; n != &c->members && !w.failed; n = n->next) {
             struct member *m = tly_list_entry(n, struct member, node);
             if (m->joined)
@@ -74,12 +74,12 @@ int tly_join_heard(struct member *m, struct tly_reader *r, const char **why)
     }
     struct tly_writer w = {0};
     if (joins < c->roster.joins) { /* the coordinator that knew it complete has died before it could say so */
-        write_joined(&w, c->roster.joins, c->roster.last_joined);
+        join_write_joined(&w, c->roster.joins, c->roster.last_joined);
         if (!w.failed)
             tly_coordinator_post(m, TLY_JOINED, TLY_LAST, w.data, w.len);
     } else {
         m->drained = drained;
-        write_joined(&w, joins, rank);
+        join_write_joined(&w, joins, rank);
         /* Another coordinator may have to know the order, and would hear it from the others. */
         if (tly_roster_join(&c->roster, rank) && c->roster.standalone && !w.failed)
             tly_coordinator_post_all(c, TLY_JOINED, w.data, w.len);

@@ -21,7 +21,7 @@ enum {
 
 /* --- complaints ---------------------------------------------------------------------------------- */
 
-static bool is_embedded(const struct tly_coordinator *c, uint64_t incarnation)
+static bool judge_is_embedded(const struct tly_coordinator *c, uint64_t incarnation)
 {
     for (uint32_t i = 0; i < c->roster.machine_count; i++)
         if (c->roster.services[i].incarnation == incarnation)
@@ -30,7 +30,7 @@ static bool is_embedded(const struct tly_coordinator *c, uint64_t incarnation)
 }
 
 /* A rank cannot reach a tallyd.  That it has reached before says that the rank may be cut off; a newcomer says nothing. */
-static void accuse(struct member *m, struct member *accused, const char *sentence)
+static void judge_accuse(struct member *m, struct member *accused, const char *sentence)
 {
     struct tly_coordinator *c = m->c;
     char name[200];
@@ -53,10 +53,10 @@ void tly_judge_complaint(struct member *m, const struct tly_frame *f, struct tly
     if ((!m->joined && c->state != GATHERING) || r->failed)
         return;
     struct member *accused = tly_change_find_tallyd(c, service);
-    if (!err && service && !accused && c->state <= RUNNING && !is_embedded(c, service))
+    if (!err && service && !accused && c->state <= RUNNING && !judge_is_embedded(c, service))
         return; /* it is out already */
     if (!err && accused && m->joined) {
-        accuse(m, accused, sentence);
+        judge_accuse(m, accused, sentence);
         return;
     }
     if (!m->joined) /* it has failed before it could say more of itself */
@@ -76,7 +76,7 @@ void tly_judge_complaint(struct member *m, const struct tly_frame *f, struct tly
 /* --- putting out --------------------------------------------------------------------------------- */
 
 /* The job goes on without a tallyd, and the tallyd is told so: if it only stood still it comes again. */
-static void put_out(struct member *m, const char *why)
+static void judge_put_out(struct member *m, const char *why)
 {
     char text[TLY_SENTENCE];
     snprintf(text, sizeof text, "the job goes on without this tallyd: %s", why);
@@ -101,18 +101,19 @@ static void judge_silent(struct tly_coordinator *c)
         struct member *m = tly_list_entry(n, struct member, node);
         /* One that has been put out has been told, and has yet to read that. */
         if (c->state == RUNNING && m->service != TLY_NO_SERVICE && tly_judge_is_silent(m, why, sizeof why))
-            put_out(m, why);
+            judge_put_out(m, why);
     }
 }
 
 /* It has not answered since a rank accused it. */
-static bool is_silent(const struct member *m)
+static bool judge_is_silent(const struct member *m)
 {
     return m->accused_at && tly_link_heard_at(m->link) < m->accused_at;
 }
 
 /* Why this tallyd is due to be put out; NULL: it is not. */
-static const char *charge(const struct tly_coordinator *c, const struct member *m, char *text, size_t len)
+static const char *judge_charge(const struct tly_coordinator *c, const struct member *m, char *text,
+                                size_t len)
 {
     bool starts = c->state == INVITING && m->joined && m->service != TLY_NO_SERVICE && !m->begun;
     if ((m->invited && c->invitation && c->loop.awake - c->invited_at >= MEET_S * TLY_SEC) ||
@@ -124,7 +125,7 @@ static const char *charge(const struct tly_coordinator *c, const struct member *
     }
     if (!m->accused_at || c->loop.awake - m->accused_at < COMPLAINT_MS * TLY_MS)
         return NULL;
-    if (!is_silent(m))
+    if (!judge_is_silent(m))
         return m->accusation;
     snprintf(text, len, "silent while rank %u waited for it (stopped, or cut off)", m->accuser);
     return text;
@@ -144,19 +145,19 @@ static void judge_accused(struct tly_coordinator *c)
         next = n->next;
         if (m->accused_at && !tly_link_await(m->link, true))
             continue;
-        const char *why = charge(c, m, late, sizeof late);
+        const char *why = judge_charge(c, m, late, sizeof late);
         if (!why)
             continue;
         const struct member *accuser = m->accused_at ? c->ranks[m->accuser] : NULL;
-        if (!is_silent(m) && accuser && alive > 2 && 2 * accuser->accuses > alive) {
+        if (!judge_is_silent(m) && accuser && alive > 2 && 2 * accuser->accuses > alive) {
             tly_coordinator_name(accuser, text, sizeof text);
             tly_coordinator_fail(c, ECONNRESET, "%s is cut off: it cannot reach %u of %u services", text,
                                  accuser->accuses, alive);
             return;
         }
-        if (!is_silent(m)) /* a tallyd that stood still may come again at once */
+        if (!judge_is_silent(m)) /* a tallyd that stood still may come again at once */
             m->said_before = !tly_setback_note(c, m, why);
-        put_out(m, why);
+        judge_put_out(m, why);
     }
 }
 

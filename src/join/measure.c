@@ -54,7 +54,7 @@ int tly_measure_read(struct tly_reader *r, struct tly_measure *m)
     return 0;
 }
 
-static uint64_t since_seen(const struct tly_meter_flow *f, uint64_t bytes)
+static uint64_t measure_since_seen(const struct tly_meter_flow *f, uint64_t bytes)
 {
     return bytes > f->seen ? bytes - f->seen : 0; /* where the kernel ceases to say it, there may be less */
 }
@@ -77,7 +77,7 @@ enum tly_meter_due tly_meter_take(struct tly_meter *m, struct tly_meter_flow *f,
         return ends ? TLY_METER_ENDS : TLY_METER_NOTHING;
     }
     int64_t passed = now - m->began;
-    m->counted += since_seen(f, bytes);
+    m->counted += measure_since_seen(f, bytes);
     f->seen = bytes;
     if (passed < SKIP_MS * TLY_MS)
         return TLY_METER_NOTHING;
@@ -96,7 +96,7 @@ void tly_meter_begin(struct tly_meter_flow *f, uint64_t bytes)
 
 void tly_meter_end(const struct tly_meter *m, struct tly_meter_flow *f, uint64_t bytes)
 {
-    double found = (double)since_seen(f, bytes) * 8 * (double)TLY_SEC / (double)m->passed;
+    double found = (double)measure_since_seen(f, bytes) * 8 * (double)TLY_SEC / (double)m->passed;
     f->rate = found < (double)TLY_MAX_RATE ? (uint64_t)found : TLY_MAX_RATE;
 }
 
@@ -203,7 +203,7 @@ bool tly_survey_stands(const struct tly_survey *s, uint32_t service)
 
 /* A busy machine makes figures too low, never too high: the better direction counts.  But one may be another's speed, as
  * what comes in is of many clouds' cards. */
-static double both_ways(struct ways w)
+static double measure_both_ways(struct ways w)
 {
     double low = fmin(w.sent, w.received), high = fmax(w.sent, w.received);
     return low > 0 && high > ONE_WAY * low ? low : high;
@@ -214,7 +214,7 @@ static struct ways measure_best(struct ways a, struct ways b)
     return (struct ways){fmax(a.sent, b.sent), fmax(a.received, b.received)};
 }
 
-static void take_stock(struct tly_survey *s)
+static void measure_take_stock(struct tly_survey *s)
 {
     for (int i = 0; i < s->count; i++) {
         struct card *c = &s->card[i];
@@ -222,7 +222,7 @@ static void take_stock(struct tly_survey *s)
         *best = measure_best(*best, c->now);
         c->now = (struct ways){0};
         if (s->wanted[i])
-            s->rate[i] = both_ways(measure_best(c->look[0], c->look[1]));
+            s->rate[i] = measure_both_ways(measure_best(c->look[0], c->look[1]));
     }
 }
 
@@ -246,7 +246,7 @@ static bool measure_is_shared(const struct tly_survey *s, int card)
     return shared;
 }
 
-static void look_again(struct tly_survey *s)
+static void measure_look_again(struct tly_survey *s)
 {
     s->second_look = true;
     tly_plan_measure_settle(s->count, s->wanted, s->rate); /* without memory rates stay as they are */
@@ -258,7 +258,7 @@ static void look_again(struct tly_survey *s)
 }
 
 /* The groups that are next. */
-static void make_groups(struct tly_survey *s)
+static void measure_make_groups(struct tly_survey *s)
 {
     for (int i = 0; i < s->count; i++) /* of a part in another's group says little */
         s->so_far[i] = s->wanted[i] && !s->second_look ? 0 : s->rate[i];
@@ -272,14 +272,14 @@ uint32_t tly_survey_next(struct tly_survey *s)
 {
     if (s->second_look && s->at >= s->groups)
         return 0;
-    take_stock(s);
+    measure_take_stock(s);
     s->back = s->at >= 0 && !s->back;
     if (!s->back) {
         if (++s->at >= s->groups && !s->second_look)
-            look_again(s);
+            measure_look_again(s);
         if (s->at >= s->groups)
             return 0;
-        make_groups(s);
+        measure_make_groups(s);
     }
     for (int i = 0; i < s->count; i++)
         if (s->card[i].dropped || (s->middle[i] >= 0 && s->card[s->middle[i]].dropped))
@@ -289,13 +289,13 @@ uint32_t tly_survey_next(struct tly_survey *s)
 
 void tly_survey_end(struct tly_survey *s)
 {
-    take_stock(s);
+    measure_take_stock(s);
     tly_plan_measure_settle(s->count, s->wanted, s->rate);
 }
 
 /* The j-th to which a card streams in this round: its middle or, on the way back, a middle the others of its group; -1: no
  * more. */
-static int stream_to(const struct tly_survey *s, int card, uint32_t j)
+static int measure_stream_to(const struct tly_survey *s, int card, uint32_t j)
 {
     bool middle = s->middle[card] == card;
     if (middle != s->back)
@@ -311,7 +311,8 @@ static int stream_to(const struct tly_survey *s, int card, uint32_t j)
 bool tly_survey_meet(const struct tly_survey *s, uint32_t card, struct tly_measure *m)
 {
     *m = (struct tly_measure){.step = TLY_MEASURE_MEET, .round = s->round};
-    for (int to; m->count < TLY_MEASURE_MOST && (to = stream_to(s, (int)card, m->count)) >= 0; m->count++)
+    for (int to; m->count < TLY_MEASURE_MOST && (to = measure_stream_to(s, (int)card, m->count)) >= 0;
+         m->count++)
         m->to[m->count] = s->card[to].at;
     return m->count > 0;
 }
@@ -324,7 +325,7 @@ void tly_survey_drop(struct tly_survey *s, uint32_t card)
 void tly_survey_counted(struct tly_survey *s, uint32_t card, const struct tly_measure *m)
 {
     for (uint32_t i = 0; i < m->count && m->round == s->round; i++) {
-        int to = stream_to(s, (int)card, i);
+        int to = measure_stream_to(s, (int)card, i);
         if (to < 0)
             break;
         s->card[card].now.sent += (double)m->rate[i];
@@ -336,7 +337,8 @@ bool tly_survey_result(const struct tly_survey *s, uint32_t card, uint64_t *rate
 {
     const struct card *c = &s->card[card];
     double found = s->rate[card];
-    *once = !measure_is_shared(s, (int)card) && !measure_alike(both_ways(c->look[0]), both_ways(c->look[1]));
+    *once = !measure_is_shared(s, (int)card) &&
+            !measure_alike(measure_both_ways(c->look[0]), measure_both_ways(c->look[1]));
     *rate = found < (double)TLY_MAX_RATE ? (uint64_t)found : TLY_MAX_RATE;
     return s->wanted[card];
 }

@@ -18,7 +18,7 @@
 
 enum { RETRY_MS = 500 };
 
-static void post(struct tly_member *m, int type, uint16_t flags, const struct tly_writer *w)
+static void member_post(struct tly_member *m, int type, uint16_t flags, const struct tly_writer *w)
 {
     struct tly_frame f = {.type = (uint8_t)type, .flags = flags};
     if (w && w->failed)
@@ -27,13 +27,13 @@ static void post(struct tly_member *m, int type, uint16_t flags, const struct tl
         tly_outbox_post(&m->outbox, &f, w ? w->data : NULL, w ? w->len : 0, NULL);
 }
 
-static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
+static bool member_next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
     struct tly_member *m = user;
     return tly_outbox_next(&m->outbox, out, NULL);
 }
 
-static void end(struct tly_member *m, int err, const char *sentence)
+static void member_end(struct tly_member *m, int err, const char *sentence)
 {
     if (m->state == TLY_MEMBER_OVER)
         return;
@@ -44,16 +44,16 @@ static void end(struct tly_member *m, int err, const char *sentence)
         m->over(m->user, err, m->sentence);
 }
 
-static void say_measured(void *user, const struct tly_measure *x)
+static void member_say_measured(void *user, const struct tly_measure *x)
 {
     struct tly_member *m = user;
     struct tly_writer w = {0};
     tly_measure_write(&w, x);
-    post(m, TLY_MEASURE, 0, &w);
+    member_post(m, TLY_MEASURE, 0, &w);
     free(w.data);
 }
 
-static int measure(struct tly_member *m, struct tly_reader *r, const char **why)
+static int member_measure(struct tly_member *m, struct tly_reader *r, const char **why)
 {
     struct tly_measure x;
     if (tly_measure_read(r, &x) != 0) {
@@ -69,12 +69,12 @@ static int measure(struct tly_member *m, struct tly_reader *r, const char **why)
     return 0;
 }
 
-static void say_joined(struct tly_member *m)
+static void member_say_joined(struct tly_member *m)
 {
     struct tly_writer w = {0};
     tly_write32(&w, m->roster.joins);
     tly_write32(&w, m->drained);
-    post(m, TLY_JOINED, 0, &w);
+    member_post(m, TLY_JOINED, 0, &w);
     free(w.data);
 }
 
@@ -82,12 +82,12 @@ void tly_member_join(struct tly_member *m, bool drained)
 {
     m->joining = true;
     m->drained = drained;
-    if (m->link && !m->away) /* else resume() says it */
-        say_joined(m);
+    if (m->link && !m->away) /* else member_resume() says it */
+        member_say_joined(m);
 }
 
 /* A coordinator is there again: it knows nothing but what the members tell it. */
-static void resume(struct tly_member *m)
+static void member_resume(struct tly_member *m)
 {
     struct tly_writer w = {0};
     m->away = false;
@@ -96,22 +96,22 @@ static void resume(struct tly_member *m)
     tly_write64(&w, m->identity.incarnation);
     tly_write32(&w, m->committed);
     tly_roster_write(&w, &m->roster);
-    post(m, TLY_ROSTER, TLY_RESUMED, &w);
+    member_post(m, TLY_ROSTER, TLY_RESUMED, &w);
     free(w.data);
     if (m->joining)
-        say_joined(m);
+        member_say_joined(m);
     if (m->leaving)
-        post(m, TLY_GOODBYE, 0, NULL);
+        member_post(m, TLY_GOODBYE, 0, NULL);
     tly_log(m->identity.role == TLY_ROLE_RANK && m->identity.rank ? TALLY_LOG_DEBUG : TALLY_LOG_WARNING,
             "join", "the coordinator at %s is back: services come and go again", m->coordinator);
 }
 
-static void opened(void *user, struct tly_link *l)
+static void member_opened(void *user, struct tly_link *l)
 {
     struct tly_member *m = user;
     const struct tly_identity *peer = tly_link_peer(l);
     if (m->away) {
-        resume(m);
+        member_resume(m);
         return;
     }
     m->identity.incarnation = peer->incarnation;
@@ -122,8 +122,8 @@ static void opened(void *user, struct tly_link *l)
     tly_link_address(l, false, &m->here);
 }
 
-static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
-                  const char **why)
+static int member_header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                         const char **why)
 {
     if (!tly_frame_goes(f->type, TLY_COORDINATOR_TO_MEMBER)) {
         *why = "a message that a member does not take";
@@ -133,7 +133,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
     return 0;
 }
 
-static int take_roster(struct tly_member *m, struct tly_reader *r, const char **why)
+static int member_take_roster(struct tly_member *m, struct tly_reader *r, const char **why)
 {
     struct tly_roster roster;
     if (tly_roster_read(r, &roster) != 0) {
@@ -147,7 +147,7 @@ static int take_roster(struct tly_member *m, struct tly_reader *r, const char **
 
 /* The news: who holds the job up, what cards carry, and the last change of the split.  Only messages and gauges use them, so
  * the job goes on if they cannot be read. */
-static void take_news(struct tly_member *m, struct tly_reader *r)
+static void member_take_news(struct tly_member *m, struct tly_reader *r)
 {
     struct tly_currents current;
     struct tly_change change;
@@ -164,7 +164,8 @@ static void take_news(struct tly_member *m, struct tly_reader *r)
 }
 
 /* The first one says "go"; a later one has the rounds begun in older epochs, then (LAST) the new roster. */
-static int commit(struct tly_member *m, const struct tly_frame *f, struct tly_reader *r, const char **why)
+static int member_commit(struct tly_member *m, const struct tly_frame *f, struct tly_reader *r,
+                         const char **why)
 {
     if (m->state == TLY_MEMBER_INVITED) {
         m->state = TLY_MEMBER_RUNNING;
@@ -182,7 +183,7 @@ static int commit(struct tly_member *m, const struct tly_frame *f, struct tly_re
     }
     if (!(f->flags & TLY_LAST))
         return 0;
-    int err = take_roster(m, r, why);
+    int err = member_take_roster(m, r, why);
     if (err)
         return err;
     m->committed = m->roster.epoch;
@@ -192,7 +193,7 @@ static int commit(struct tly_member *m, const struct tly_frame *f, struct tly_re
 }
 
 /* MARK: joins will never be complete; LAST: one is; else: a rank has joined, and others have not. */
-static void on_joined(struct tly_member *m, const struct tly_frame *f, struct tly_reader *r)
+static void member_on_joined(struct tly_member *m, const struct tly_frame *f, struct tly_reader *r)
 {
     uint32_t joins = tly_read32(r), rank = tly_read32(r);
     char sentence[TLY_SENTENCE] = "";
@@ -218,7 +219,7 @@ static void on_joined(struct tly_member *m, const struct tly_frame *f, struct tl
 }
 
 /* Does the process behind this door share the machine with us?  name "": there is no door to knock at. */
-static void prove(struct tly_member *m, struct tly_reader *r)
+static void member_prove(struct tly_member *m, struct tly_reader *r)
 {
     char name[64];
     struct tly_writer w = {0};
@@ -228,12 +229,12 @@ static void prove(struct tly_member *m, struct tly_reader *r)
         tly_warn("join", "a rank with the same TALLY_HOST_ID or boot id cannot be reached inside this "
                          "machine: it counts as another machine's");
     tly_write64(&w, nonce);
-    post(m, TLY_ROSTER, TLY_REQUEST, &w);
+    member_post(m, TLY_ROSTER, TLY_REQUEST, &w);
     free(w.data);
 }
 
 /* With a number: that rank has left, and others have not.  Without: all have. */
-static void on_goodbye(struct tly_member *m, const struct tly_frame *f, struct tly_reader *r)
+static void member_on_goodbye(struct tly_member *m, const struct tly_frame *f, struct tly_reader *r)
 {
     if (f->payload) {
         uint32_t rank = tly_read32(r);
@@ -243,24 +244,25 @@ static void on_goodbye(struct tly_member *m, const struct tly_frame *f, struct t
     }
     m->left = true;
     if (m->state < TLY_MEMBER_RUNNING) /* it waited to be invited */
-        end(m, ESHUTDOWN, "the job has ended without this tallyd");
+        member_end(m, ESHUTDOWN, "the job has ended without this tallyd");
     if (m->goodbye)
         m->goodbye(m->user);
 }
 
-static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+static int member_frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data,
+                        const char **why)
 {
     struct tly_member *m = user;
     struct tly_reader r = {data, f->payload, false};
     switch (f->type) {
     case TLY_ROSTER:
-        prove(m, &r);
+        member_prove(m, &r);
         return 0;
     case TLY_MEASURE:
-        return measure(m, &r, why);
+        return member_measure(m, &r, why);
     case TLY_INVITE:
         tly_streams_close(&m->streams);
-        if (take_roster(m, &r, why) != 0)
+        if (member_take_roster(m, &r, why) != 0)
             return -EPROTO;
         if (m->state == TLY_MEMBER_RUNNING && m->invited)
             m->invited(m->user);
@@ -279,23 +281,23 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         return 0;
     }
     case TLY_COMMIT:
-        return commit(m, f, &r, why);
+        return member_commit(m, f, &r, why);
     case TLY_VERDICT: {
         char sentence[TLY_SENTENCE];
         int err = (int)tly_read32(&r);
         tly_read_text(&r, sentence, sizeof sentence);
         m->unheard = tly_link_gap(l);
-        end(m, err > 0 ? err : ECONNRESET, sentence);
+        member_end(m, err > 0 ? err : ECONNRESET, sentence);
         return 0;
     }
     case TLY_GOODBYE:
-        on_goodbye(m, f, &r);
+        member_on_goodbye(m, f, &r);
         return 0;
     case TLY_JOINED:
-        on_joined(m, f, &r);
+        member_on_joined(m, f, &r);
         return 0;
     case TLY_PACE:
-        take_news(m, &r);
+        member_take_news(m, &r);
         return 0;
     default:
         return 0;
@@ -303,7 +305,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
 }
 
 /* "the coordinator at 10.0.0.1:29777"; inside a rank its death is that rank's. */
-static void name_coordinator(const struct tly_member *m, char *out, size_t len)
+static void member_name_coordinator(const struct tly_member *m, char *out, size_t len)
 {
     const struct tly_roster *r = &m->roster;
     const char *host = m->holder < r->rank_count ? r->services[r->ranks[m->holder].machine].host : "";
@@ -314,7 +316,7 @@ static void name_coordinator(const struct tly_member *m, char *out, size_t len)
                  host[0] ? " on " : "", host, m->coordinator);
 }
 
-static void closed(void *user, struct tly_link *l, int err, const char *why)
+static void member_closed(void *user, struct tly_link *l, int err, const char *why)
 {
     struct tly_member *m = user;
     int64_t unheard = tly_link_gap(m->link);
@@ -335,16 +337,19 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
         return;
     }
     m->lost = err == ECONNRESET;
-    name_coordinator(m, name, sizeof name);
+    member_name_coordinator(m, name, sizeof name);
     if (m->state == TLY_MEMBER_CONNECTING)
         snprintf(sentence, sizeof sentence, "%s", why);
     else
         snprintf(sentence, sizeof sentence, "%s has died: %s", name, why);
-    end(m, err, sentence);
+    member_end(m, err, sentence);
 }
 
-static const struct tly_link_user calls = {
-    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+static const struct tly_link_user calls = {.opened = member_opened,
+                                           .header = member_header,
+                                           .frame = member_frame,
+                                           .next = member_next,
+                                           .closed = member_closed};
 
 int tly_member_dial(struct tly_member *m, const struct tly_identity *as)
 {
@@ -359,7 +364,7 @@ int tly_member_dial(struct tly_member *m, const struct tly_identity *as)
     return tly_link_dial(m->loop, &to, &c, &m->link);
 }
 
-static void tick(struct tly_hook *h)
+static void member_tick(struct tly_hook *h)
 {
     struct tly_member *m = tly_list_entry(h, struct tly_member, hook);
     if (!m->away || m->link || m->loop->awake < m->retry_at)
@@ -383,8 +388,8 @@ void tly_member_init(struct tly_member *m, struct tly_loop *loop, const struct t
     memcpy(m->identity.job, place->job, sizeof place->job);
     tly_outbox_init(&m->outbox);
     tly_list_init(&m->hook.node);
-    m->hook.tick = tick;
-    m->streams = (struct tly_streams){.loop = loop, .say = say_measured, .user = m};
+    m->hook.tick = member_tick;
+    m->streams = (struct tly_streams){.loop = loop, .say = member_say_measured, .user = m};
 }
 
 void tly_member_finish(struct tly_member *m)
@@ -416,7 +421,7 @@ int tly_member_wait(struct tly_member *m, enum tly_member_state state, int64_t d
     return m->state == TLY_MEMBER_OVER ? -m->error : 0;
 }
 
-static int64_t join_deadline(const struct tly_member *m)
+static int64_t member_entry_deadline(const struct tly_member *m)
 {
     /* The coordinator ends the wait and says who is missing; this is only in case it does not. */
     return m->identity.role == TLY_ROLE_TALLYD
@@ -425,7 +430,7 @@ static int64_t join_deadline(const struct tly_member *m)
                      (int64_t)((m->params->join_timeout + m->params->servers_timeout + 60) * (double)TLY_SEC);
 }
 
-static int joined(struct tly_member *m, int err, const char *what)
+static int member_entered(struct tly_member *m, int err, const char *what)
 {
     if (err == -EINTR)
         return tly_fail(EINTR, "interrupted while joining");
@@ -463,22 +468,23 @@ int tly_member_announce(struct tly_member *m, const struct tly_endpoints *servic
         info.nonce = m->door.nonce;
         m->info = info;
         tly_member_write(&w, &info);
-        post(m, TLY_ROSTER, 0, &w);
+        member_post(m, TLY_ROSTER, 0, &w);
         free(w.data);
     }
     tly_loop_unlock(m->loop);
     if (err)
         return err;
-    return joined(m, tly_member_wait(m, TLY_MEMBER_INVITED, join_deadline(m)), "waiting for the other ranks");
+    return member_entered(m, tly_member_wait(m, TLY_MEMBER_INVITED, member_entry_deadline(m)),
+                          "waiting for the other ranks");
 }
 
 int tly_member_begin(struct tly_member *m)
 {
     tly_loop_lock(m->loop);
-    post(m, TLY_BEGUN, 0, NULL);
+    member_post(m, TLY_BEGUN, 0, NULL);
     tly_loop_unlock(m->loop);
-    int err =
-        joined(m, tly_member_wait(m, TLY_MEMBER_RUNNING, join_deadline(m)), "waiting for all connections");
+    int err = member_entered(m, tly_member_wait(m, TLY_MEMBER_RUNNING, member_entry_deadline(m)),
+                             "waiting for all connections");
     tly_loop_lock(m->loop);
     tly_proof_close(&m->door);
     if (!err && m->roster.standalone)
@@ -502,7 +508,7 @@ void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_beg
         rounds += n;
         count -= n;
         if (m->link)
-            post(m, TLY_BEGUN, count ? 0 : TLY_LAST, &w);
+            member_post(m, TLY_BEGUN, count ? 0 : TLY_LAST, &w);
         free(w.data);
     } while (count);
 }
@@ -510,8 +516,8 @@ void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_beg
 void tly_member_goodbye(struct tly_member *m)
 {
     m->leaving = true;
-    if (m->link && !m->away) /* else resume() says it */
-        post(m, TLY_GOODBYE, 0, NULL);
+    if (m->link && !m->away) /* else member_resume() says it */
+        member_post(m, TLY_GOODBYE, 0, NULL);
 }
 
 void tly_member_tell_traffic(struct tly_member *m, const struct tly_traffic *t)
@@ -519,7 +525,7 @@ void tly_member_tell_traffic(struct tly_member *m, const struct tly_traffic *t)
     struct tly_writer w = {0};
     tly_traffic_write(&w, t);
     if (m->link && !m->away && w.len <= TLY_MAX_CONTROL)
-        post(m, TLY_PACE, 0, &w);
+        member_post(m, TLY_PACE, 0, &w);
     free(w.data);
 }
 
@@ -528,7 +534,7 @@ void tly_member_tell_quiet(struct tly_member *m, uint32_t epochs)
     struct tly_writer w = {0};
     tly_write32(&w, epochs);
     if (m->link && !m->away && !w.failed)
-        post(m, TLY_PACE, TLY_QUIET, &w);
+        member_post(m, TLY_PACE, TLY_QUIET, &w);
     free(w.data);
 }
 
@@ -537,11 +543,12 @@ void tly_member_tell_steps(struct tly_member *m, const struct tly_steps *t)
     struct tly_writer w = {0};
     tly_steps_write(&w, t);
     if (m->link && !m->away)
-        post(m, TLY_PACE, TLY_MARK, &w);
+        member_post(m, TLY_PACE, TLY_MARK, &w);
     free(w.data);
 }
 
-static void complain(struct tly_member *m, uint16_t flags, int err, const char *sentence, uint32_t service)
+static void member_complain(struct tly_member *m, uint16_t flags, int err, const char *sentence,
+                            uint32_t service)
 {
     struct tly_writer w = {0};
     char text[TLY_SENTENCE - 256];
@@ -550,23 +557,23 @@ static void complain(struct tly_member *m, uint16_t flags, int err, const char *
     tly_write_text(&w, text);
     tly_write64(&w, service == TLY_NO_SERVICE ? 0 : m->roster.services[service].incarnation);
     if (m->link)
-        post(m, TLY_COMPLAIN, flags, &w);
+        member_post(m, TLY_COMPLAIN, flags, &w);
     free(w.data);
 }
 
 void tly_member_complain(struct tly_member *m, int err, const char *sentence)
 {
-    complain(m, 0, err, sentence, TLY_NO_SERVICE);
+    member_complain(m, 0, err, sentence, TLY_NO_SERVICE);
 }
 
 void tly_member_accuse(struct tly_member *m, uint32_t index, const char *sentence)
 {
-    complain(m, 0, 0, sentence, index);
+    member_complain(m, 0, 0, sentence, index);
 }
 
 void tly_member_abort(struct tly_member *m, const char *reason)
 {
-    complain(m, TLY_MARK, ECONNRESET, reason, TLY_NO_SERVICE);
+    member_complain(m, TLY_MARK, ECONNRESET, reason, TLY_NO_SERVICE);
     if (m->link)
         tly_link_flush(m->link);
 }

@@ -24,7 +24,7 @@
 /* --- rank ---------------------------------------------------------------------------------------- */
 
 /* 1: a number was read; 0: the variable is unset; -EINVAL. */
-static int read_number(const char *name, long max, long *out)
+static int place_read_number(const char *name, long max, long *out)
 {
     const char *text = getenv(name);
     if (!text || !*text)
@@ -38,14 +38,14 @@ static int read_number(const char *name, long max, long *out)
 }
 
 /* A process must not train alone whose launcher says which rank it is, but not of how many. */
-static int refuse_one_of_many(void)
+static int place_refuse_one_of_many(void)
 {
     const char *pmix = getenv("PMIX_RANK");
     long proc = 0;
     if (pmix && *pmix)
         return tly_fail(EINVAL,
                         "PMIX_RANK is set, but not how many ranks there are: set RANK and WORLD_SIZE");
-    if (read_number("SLURM_PROCID", INT_MAX, &proc) < 0)
+    if (place_read_number("SLURM_PROCID", INT_MAX, &proc) < 0)
         return -EINVAL;
     /* 0 without a step is the batch shell, which is one process. */
     return proc > 0
@@ -57,17 +57,17 @@ static int refuse_one_of_many(void)
 }
 
 /* What the launcher's count of ranks, or of machines without `local`, says of where the ranks are. */
-static int find_together(struct tly_place *p, const char *local)
+static int place_find_together(struct tly_place *p, const char *local)
 {
     long count = 0;
-    int has_count = read_number(local ? local : "SLURM_STEP_NUM_NODES", INT_MAX, &count);
+    int has_count = place_read_number(local ? local : "SLURM_STEP_NUM_NODES", INT_MAX, &count);
     p->together = has_count > 0 && count == (local ? p->size : 1);
     p->apart = has_count > 0 && !p->together;
     return has_count < 0 ? has_count : 0;
 }
 
 /* TALLY_RANK: a thread's own, while the environment is the whole process's. */
-static int use_rank(struct tly_place *p, const struct tly_params *params)
+static int place_use_rank(struct tly_place *p, const struct tly_params *params)
 {
     const char *at = params->rank;
     double rank, size;
@@ -77,10 +77,10 @@ static int use_rank(struct tly_place *p, const struct tly_params *params)
     p->rank = (uint32_t)rank;
     p->size = (uint32_t)size;
     p->in_step = getenv("SLURM_STEP_ID");
-    return params->beside ? 0 : find_together(p, "LOCAL_WORLD_SIZE");
+    return params->beside ? 0 : place_find_together(p, "LOCAL_WORLD_SIZE");
 }
 
-static int find_rank(struct tly_place *p, const struct tly_params *params)
+static int place_find_rank(struct tly_place *p, const struct tly_params *params)
 {
     static const struct {
         const char *rank, *size, *local_size, *only_with;
@@ -92,15 +92,15 @@ static int find_rank(struct tly_place *p, const struct tly_params *params)
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", NULL, "SLURM_STEP_ID", false},
     };
     if (params->rank)
-        return use_rank(p, params);
+        return place_use_rank(p, params);
     p->rank = 0;
     p->size = 1;
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
         long rank = 0, size = 0;
         if (launchers[i].only_with && !getenv(launchers[i].only_with))
             continue;
-        int has_rank = read_number(launchers[i].rank, TLY_MAX_RANKS - 1, &rank);
-        int has_size = read_number(launchers[i].size, TLY_MAX_RANKS, &size);
+        int has_rank = place_read_number(launchers[i].rank, TLY_MAX_RANKS - 1, &rank);
+        int has_size = place_read_number(launchers[i].size, TLY_MAX_RANKS, &size);
         if (has_rank < 0 || has_size < 0)
             return -EINVAL;
         if (!has_rank && !has_size)
@@ -116,15 +116,15 @@ static int find_rank(struct tly_place *p, const struct tly_params *params)
         p->rank = (uint32_t)rank;
         p->size = (uint32_t)size;
         p->in_step = !launchers[i].step_is_another && getenv("SLURM_STEP_ID");
-        return find_together(p, launchers[i].local_size);
+        return place_find_together(p, launchers[i].local_size);
     }
-    return refuse_one_of_many();
+    return place_refuse_one_of_many();
 }
 
 /* --- machine ------------------------------------------------------------------------------------- */
 
 /* Of a name that is too long its beginning and a hash: names that differ stay different. */
-static void copy_name(char *out, size_t len, const char *name)
+static void place_copy_name(char *out, size_t len, const char *name)
 {
     if (strlen(name) < len)
         snprintf(out, len, "%s", name);
@@ -140,7 +140,7 @@ void tly_place_machine(struct tly_place *p, const struct tly_params *params)
     if (stat("/proc/self/ns/net", &st) == 0)
         p->netns = st.st_ino;
     if (params->host_id) {
-        copy_name(p->host_id, sizeof p->host_id, params->host_id);
+        place_copy_name(p->host_id, sizeof p->host_id, params->host_id);
         return;
     }
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
@@ -152,7 +152,7 @@ void tly_place_machine(struct tly_place *p, const struct tly_params *params)
 }
 
 /* A rank belongs to a job; a tallyd that is told none serves whichever its coordinator runs: "". */
-static void find_job(struct tly_place *p, const struct tly_params *params, bool is_rank)
+static void place_find_job(struct tly_place *p, const struct tly_params *params, bool is_rank)
 {
     const char *job = params->job;
     if (!job)
@@ -164,12 +164,12 @@ static void find_job(struct tly_place *p, const struct tly_params *params, bool 
         job = params->job ? params->job : "";
     else if (!job || !*job)
         job = "default";
-    copy_name(p->job, sizeof p->job, job);
+    place_copy_name(p->job, sizeof p->job, job);
 }
 
 /* --- secret -------------------------------------------------------------------------------------- */
 
-static int use_secret(struct tly_place *p, const char *text, const char *from)
+static int place_use_secret(struct tly_place *p, const char *text, const char *from)
 {
     if (strlen(text) < 16)
         return tly_fail(EINVAL,
@@ -180,7 +180,7 @@ static int use_secret(struct tly_place *p, const char *text, const char *from)
     return 0;
 }
 
-static int read_secret_file(struct tly_place *p, const char *path, bool must_exist)
+static int place_read_secret_file(struct tly_place *p, const char *path, bool must_exist)
 {
     char text[4096];
     struct stat st;
@@ -201,25 +201,25 @@ static int read_secret_file(struct tly_place *p, const char *path, bool must_exi
     int err =
         n == sizeof text - 1 ? tly_fail(EINVAL, "%s: the job secret has more than %zu bytes", path, n - 1)
         : strlen(text) < n   ? tly_fail(EINVAL, "%s: the job secret holds a zero byte", path)
-                             : use_secret(p, text, path);
+                             : place_use_secret(p, text, path);
     explicit_bzero(text, sizeof text);
     return err;
 }
 
-static int find_secret(struct tly_place *p, const struct tly_params *params)
+static int place_find_secret(struct tly_place *p, const struct tly_params *params)
 {
     char path[PATH_MAX];
     tly_hello_secret(NULL, p->secret);
     if (params->secret_file)
-        return read_secret_file(p, params->secret_file, true);
+        return place_read_secret_file(p, params->secret_file, true);
     if (params->secret)
-        return use_secret(p, params->secret, "TALLY_SECRET");
+        return place_use_secret(p, params->secret, "TALLY_SECRET");
     const char *config = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
     if (config && *config)
         snprintf(path, sizeof path, "%s/tally/secret", config);
     else
         snprintf(path, sizeof path, "%s/.config/tally/secret", home ? home : "");
-    return read_secret_file(p, path, false);
+    return place_read_secret_file(p, path, false);
 }
 
 /* --- coordinator --------------------------------------------------------------------------------- */
@@ -253,7 +253,7 @@ int tly_place_first_host(const char *list, char *out, size_t len)
     return 0;
 }
 
-static int find_coordinator(struct tly_place *p, const struct tly_params *params)
+static int place_find_coordinator(struct tly_place *p, const struct tly_params *params)
 {
     const char *master = getenv("MASTER_ADDR"), *nodes = getenv("SLURM_STEP_NODELIST");
     p->coord_port = (uint16_t)params->port;
@@ -297,25 +297,25 @@ int tly_place_find(struct tly_place *p, const struct tly_params *params, bool is
     memset(p, 0, sizeof *p);
     p->rank = TLY_NO_RANK;
     p->restart = -1;
-    int err = is_rank ? find_rank(p, params) : 0;
+    int err = is_rank ? place_find_rank(p, params) : 0;
     long restart = -1;
-    int has = err || params->beside ? 0 : read_number("TORCHELASTIC_RESTART_COUNT", INT_MAX, &restart);
+    int has = err || params->beside ? 0 : place_read_number("TORCHELASTIC_RESTART_COUNT", INT_MAX, &restart);
     if (has < 0)
         return has;
     if (has && is_rank)
         p->restart = (int)restart;
     tly_place_machine(p, params);
-    find_job(p, params, is_rank);
+    place_find_job(p, params, is_rank);
     if (!err)
-        err = find_secret(p, params);
+        err = place_find_secret(p, params);
     if (!err)
-        err = find_coordinator(p, params);
+        err = place_find_coordinator(p, params);
     if (!err && !is_rank && !p->coord_host[0])
         err = tly_fail(EINVAL, "no coordinator: give --coord HOST[:PORT] or set TALLY_COORD");
     return err;
 }
 
-static bool is_localhost(const char *name)
+static bool place_is_localhost(const char *name)
 {
     size_t n = strlen(name), tail = strlen(".localhost");
     return strcasecmp(name, "localhost") == 0 || strcasecmp(name, "localhost.localdomain") == 0 ||
@@ -325,14 +325,14 @@ static bool is_localhost(const char *name)
 bool tly_place_is_loopback(const struct tly_place *p)
 {
     struct sockaddr_storage a;
-    return is_localhost(p->coord_host) ||
+    return place_is_localhost(p->coord_host) ||
            (tly_address_parse(p->coord_host, 0, &a) == 0 && tly_address_is_loopback(&a));
 }
 
 /* Those of `list` with this family that are of use.  0.0.0.0 means this machine.  Without a secret only this machine's
  * processes get in, so loopback stands for each of its addresses, unless the launcher speaks of several machines. */
-static void collect(const struct tly_place *p, const struct addrinfo *list, int family,
-                    struct tly_addresses *out)
+static void place_collect(const struct tly_place *p, const struct addrinfo *list, int family,
+                          struct tly_addresses *out)
 {
     for (const struct addrinfo *i = list; i && out->count < TLY_MOST_ADDRESSES; i = i->ai_next) {
         struct sockaddr_storage *a = &out->at[out->count];
@@ -362,9 +362,9 @@ int tly_place_resolve(const struct tly_place *p, struct tly_addresses *out)
     if (r != 0)
         return tly_fail(EAGAIN, "cannot find the coordinator's host %s (%s): %s", host, p->coord_from,
                         r == EAI_SYSTEM ? strerror(errno) : gai_strerror(r));
-    found.named = tly_address_parse(host, 0, &numeric) != 0 && !is_localhost(host);
-    collect(p, list, AF_INET, &found);
-    collect(p, list, AF_INET6, &found);
+    found.named = tly_address_parse(host, 0, &numeric) != 0 && !place_is_localhost(host);
+    place_collect(p, list, AF_INET, &found);
+    place_collect(p, list, AF_INET6, &found);
     struct sockaddr_storage first = {0};
     memcpy(&first, list->ai_addr, list->ai_addrlen);
     freeaddrinfo(list);
@@ -433,7 +433,7 @@ bool tly_place_take_own(const struct tly_place *p, struct tly_addresses *to, str
     return true;
 }
 
-static const uint8_t *host_bytes(const struct sockaddr_storage *a, int *bits)
+static const uint8_t *place_host_bytes(const struct sockaddr_storage *a, int *bits)
 {
     *bits = a->ss_family == AF_INET6 ? 128 : 32;
     return a->ss_family == AF_INET6 ? (const uint8_t *)&((const struct sockaddr_in6 *)a)->sin6_addr
@@ -441,7 +441,7 @@ static const uint8_t *host_bytes(const struct sockaddr_storage *a, int *bits)
 }
 
 /* 1: `a` is in the network of `cidr`, such as 10.1.0.0/16; 0: it is not; -EINVAL: that is no network. */
-static int in_cidr(const char *cidr, const struct sockaddr_storage *a)
+static int place_in_cidr(const char *cidr, const struct sockaddr_storage *a)
 {
     char host[64];
     struct sockaddr_storage net;
@@ -455,12 +455,12 @@ static int in_cidr(const char *cidr, const struct sockaddr_storage *a)
     host[n] = '\0';
     if (tly_address_parse(host, 0, &net) != 0)
         return -EINVAL;
-    const uint8_t *x = host_bytes(&net, &bits), *y;
+    const uint8_t *x = place_host_bytes(&net, &bits), *y;
     if (prefix > bits)
         return -EINVAL;
     if (net.ss_family != a->ss_family)
         return 0;
-    y = host_bytes(a, &bits);
+    y = place_host_bytes(a, &bits);
     for (int i = 0; i < prefix; i++)
         if ((x[i / 8] ^ y[i / 8]) >> (7 - i % 8) & 1)
             return 0;
@@ -471,7 +471,8 @@ static int in_cidr(const char *cidr, const struct sockaddr_storage *a)
  * exclusions, lets in. */
 enum choice { OUT, NOT_EXCLUDED, IN_NETWORK, NAMED };
 
-static int choose(const char *list, const char *name, const struct sockaddr_storage *a, enum choice *out)
+static int place_choose(const char *list, const char *name, const struct sockaddr_storage *a,
+                        enum choice *out)
 {
     enum choice best = OUT;
     bool excluded = false, any_include = false;
@@ -485,7 +486,7 @@ static int choose(const char *list, const char *name, const struct sockaddr_stor
         memcpy(word, from + exclude, n - exclude);
         word[n - exclude] = '\0';
         from += n;
-        int net = strchr(word, '/') ? in_cidr(word, a) : 0;
+        int net = strchr(word, '/') ? place_in_cidr(word, a) : 0;
         if (net < 0)
             return tly_fail(EINVAL, "TALLY_IFACE=%s: %s is no network such as 10.1.0.0/16", list, word);
         enum choice c = strcmp(word, name) == 0 ? NAMED : net ? IN_NETWORK : OUT;
@@ -499,8 +500,8 @@ static int choose(const char *list, const char *name, const struct sockaddr_stor
 }
 
 /* How well an address fits; 0: not at all. */
-static int fitness(const struct ifaddrs *i, const char *iface, const struct sockaddr_storage *like,
-                   struct sockaddr_storage *a)
+static int place_fitness(const struct ifaddrs *i, const char *iface, const struct sockaddr_storage *like,
+                         struct sockaddr_storage *a)
 {
     enum choice c = OUT;
     if (!i->ifa_addr || (i->ifa_addr->sa_family != AF_INET && i->ifa_addr->sa_family != AF_INET6) ||
@@ -509,7 +510,7 @@ static int fitness(const struct ifaddrs *i, const char *iface, const struct sock
     memset(a, 0, sizeof *a);
     a->ss_family = i->ifa_addr->sa_family;
     memcpy(a, i->ifa_addr, tly_address_len(a));
-    int err = choose(iface, i->ifa_name, a, &c);
+    int err = place_choose(iface, i->ifa_name, a, &c);
     if (err)
         return err;
     /* These are no way to another machine unless somebody names them. */
@@ -527,7 +528,7 @@ int tly_place_iface(const char *iface, const struct sockaddr_storage *like, stru
     if (getifaddrs(&list) != 0)
         return tly_fail(errno, "cannot list the network interfaces: %s", strerror(errno));
     for (struct ifaddrs *i = list; i && fit >= 0; i = i->ifa_next) {
-        fit = fitness(i, iface, like, &a);
+        fit = place_fitness(i, iface, like, &a);
         if (fit > best_fit) {
             best_fit = fit;
             best = a;

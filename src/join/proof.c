@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 
-static socklen_t abstract(const char *name, struct sockaddr_un *a)
+static socklen_t proof_abstract(const char *name, struct sockaddr_un *a)
 {
     memset(a, 0, sizeof *a);
     a->sun_family = AF_UNIX;
@@ -24,7 +24,7 @@ static socklen_t abstract(const char *name, struct sockaddr_un *a)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(a->sun_path + 1));
 }
 
-static void pass(int to, int fd)
+static void proof_pass(int to, int fd)
 {
     char byte = 0, control[CMSG_SPACE(sizeof fd)] = {0};
     struct iovec iov = {&byte, 1};
@@ -38,7 +38,7 @@ static void pass(int to, int fd)
     sendmsg(to, &m, MSG_NOSIGNAL | MSG_DONTWAIT); /* who does not get it is another machine */
 }
 
-static void on_knock(struct tly_watch *w, uint32_t events)
+static void proof_on_knock(struct tly_watch *w, uint32_t events)
 {
     struct tly_proof_door *d = tly_list_entry(w, struct tly_proof_door, watch);
     int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC);
@@ -47,7 +47,7 @@ static void on_knock(struct tly_watch *w, uint32_t events)
     struct ucred peer;
     socklen_t len = sizeof peer;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0 && peer.uid == geteuid())
-        pass(fd, d->memfd);
+        proof_pass(fd, d->memfd);
     close(fd);
 }
 
@@ -59,7 +59,7 @@ int tly_proof_open(struct tly_proof_door *d, struct tly_loop *loop)
     randombytes_buf(random, sizeof random);
     randombytes_buf(&d->nonce, sizeof d->nonce);
     d->loop = loop;
-    d->watch = (struct tly_watch){.fd = -1, .ready = on_knock};
+    d->watch = (struct tly_watch){.fd = -1, .ready = proof_on_knock};
     snprintf(d->name, sizeof d->name, "tally-%016llx%016llx", (unsigned long long)random[0],
              (unsigned long long)random[1]);
     d->memfd = tly_fd_own(memfd_create("tally-door", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -67,7 +67,7 @@ int tly_proof_open(struct tly_proof_door *d, struct tly_loop *loop)
         fcntl(d->memfd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW) < 0)
         goto fail;
     d->watch.fd = tly_fd_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    socklen_t len = abstract(d->name, &a);
+    socklen_t len = proof_abstract(d->name, &a);
     if (d->watch.fd < 0 || bind(d->watch.fd, (struct sockaddr *)&a, len) < 0 || listen(d->watch.fd, 1024) < 0)
         goto fail;
     err = tly_loop_add(loop, &d->watch, EPOLLIN);
@@ -108,7 +108,7 @@ int tly_proof_knock(const char *name, uint64_t *nonce)
         return -errno;
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    socklen_t len = abstract(name, &a);
+    socklen_t len = proof_abstract(name, &a);
     if (connect(fd, (struct sockaddr *)&a, len) == 0 && recvmsg(fd, &m, MSG_CMSG_CLOEXEC) == 1) {
         struct cmsghdr *c = CMSG_FIRSTHDR(&m);
         if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&

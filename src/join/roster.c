@@ -227,7 +227,7 @@ void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same)
     }
 }
 
-static double slowest(const struct tly_roster *r)
+static double roster_slowest(const struct tly_roster *r)
 {
     uint64_t least = 0;
     for (uint32_t i = 0; i < r->service_count; i++)
@@ -252,10 +252,10 @@ double tly_roster_usual(const struct tly_roster *r)
         carried += crosses;
         sum += crosses * (double)s->bandwidth / 8;
     }
-    return carried > 0 ? sum / carried : slowest(r);
+    return carried > 0 ? sum / carried : roster_slowest(r);
 }
 
-static uint32_t pushes_of(const struct tly_roster *r)
+static uint32_t roster_pushes_of(const struct tly_roster *r)
 {
     return r->teams ? r->machine_count : r->rank_count;
 }
@@ -263,17 +263,17 @@ static uint32_t pushes_of(const struct tly_roster *r)
 /* Inputs/s that a service's memory has room for; 0: as many as its card can bring.  An input stays until all ranks' like it
  * are there and the result is with all: as long as a rank's credit takes to leave it, and a
  * part to cross a card once for each rank, in and out.  A slot is a power of two, so up to half of it is empty. */
-static double memory_rate(const struct tly_roster *r, const struct tly_roster_service *s)
+static double roster_memory_rate(const struct tly_roster *r, const struct tly_roster_service *s)
 {
-    double usual = tly_roster_usual(r), card = s->bandwidth ? (double)s->bandwidth / 8 : slowest(r);
+    double usual = tly_roster_usual(r), card = s->bandwidth ? (double)s->bandwidth / 8 : roster_slowest(r);
     double credit = (double)tly_plan_sum_credit((int)r->service_count, r->part_bytes);
-    double stay = (credit + (2.0 * pushes_of(r) + 1) * (double)r->part_bytes) / usual;
+    double stay = (credit + (2.0 * roster_pushes_of(r) + 1) * (double)r->part_bytes) / usual;
     double rate = (double)s->memory / 2 / stay;
     return s->memory && usual > 0 && rate < card ? rate : 0;
 }
 
 /* 0 is no limit. */
-static double lower(double a, double b)
+static double roster_lower(double a, double b)
 {
     return a > 0 && (b <= 0 || a < b) ? a : b;
 }
@@ -284,8 +284,8 @@ void tly_roster_machines(const struct tly_roster *r, struct tly_plan_machine *ma
         const struct tly_roster_service *s = &r->services[i];
         machine[i] = (struct tly_plan_machine){
             .card = s->card, .bandwidth = (double)s->bandwidth / 8, .sum_rate = (double)s->sum_rate / 8};
-        machine[i].sum_rate = lower(machine[i].sum_rate, (double)s->sum_found / 8);
-        machine[i].sum_rate = lower(machine[i].sum_rate, memory_rate(r, s));
+        machine[i].sum_rate = roster_lower(machine[i].sum_rate, (double)s->sum_found / 8);
+        machine[i].sum_rate = roster_lower(machine[i].sum_rate, roster_memory_rate(r, s));
     }
     for (uint32_t i = 0; i < r->rank_count; i++)
         if (!r->teams || r->ranks[i].local_rank == 0)
@@ -310,7 +310,8 @@ bool tly_roster_shares(const struct tly_roster *r, uint32_t service)
 }
 
 /* The services that may have a share as the plan sees them; at[i] is a service's place among them.  How many there are. */
-static uint32_t active_machines(const struct tly_roster *r, struct tly_plan_machine *machine, uint32_t *at)
+static uint32_t roster_active_machines(const struct tly_roster *r, struct tly_plan_machine *machine,
+                                       uint32_t *at)
 {
     uint32_t active = 0;
     tly_roster_machines(r, machine);
@@ -352,7 +353,7 @@ uint32_t tly_roster_spare(const struct tly_roster *r, enum tly_split split)
     struct tly_plan_machine *machine = calloc(r->service_count, sizeof *machine);
     uint32_t *at = calloc(r->service_count, sizeof *at), spare = 0;
     if (machine && at)
-        spare = (uint32_t)tly_plan_spare(split, (int)active_machines(r, machine, at), machine);
+        spare = (uint32_t)tly_plan_spare(split, (int)roster_active_machines(r, machine, at), machine);
     free(machine);
     free(at);
     return spare;
@@ -365,7 +366,7 @@ int tly_roster_split(struct tly_roster *r, enum tly_split split)
     uint32_t *weight = calloc(n, sizeof *weight), *at = calloc(n, sizeof *at);
     int err = machine && weight && at ? 0 : -ENOMEM;
     if (!err)
-        err = tly_plan_split(split, (int)active_machines(r, machine, at), machine, weight);
+        err = tly_plan_split(split, (int)roster_active_machines(r, machine, at), machine, weight);
     for (uint32_t i = 0; !err && i < n; i++)
         r->services[i].weight = tly_roster_shares(r, i) ? weight[at[i]] : 0;
     free(machine);
@@ -393,7 +394,7 @@ uint64_t tly_roster_window(int active, uint64_t part_bytes, uint64_t memory, uin
 }
 
 /* Is [from, to) a node of the tree over [lo, hi)? */
-static bool is_node(uint32_t lo, uint32_t hi, uint32_t from, uint32_t to)
+static bool roster_is_node(uint32_t lo, uint32_t hi, uint32_t from, uint32_t to)
 {
     while (lo != from || hi != to) {
         if (hi - lo < 2)
@@ -423,7 +424,7 @@ bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, 
             end++;
         for (uint32_t j = end; j < n; j++)
             flat &= r->ranks[j].machine != r->ranks[i].machine;
-        flat = flat && is_node(0, n, i, end);
+        flat = flat && roster_is_node(0, n, i, end);
         i = end;
     }
     if (flat) {
@@ -448,13 +449,14 @@ bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, 
 
 /* Are machines [lo, hi) of the tree over machines a node of the tree over ranks, and so on down?  first[m]: the lowest
  * rank of machine m. */
-static bool is_like(const uint32_t *first, uint32_t ranks, uint32_t lo, uint32_t hi)
+static bool roster_is_like(const uint32_t *first, uint32_t ranks, uint32_t lo, uint32_t hi)
 {
     uint32_t m = 1;
     while (m * 2 < hi - lo)
         m *= 2;
-    return is_node(0, ranks, first[lo], first[hi]) &&
-           (hi - lo < 2 || (is_like(first, ranks, lo, lo + m) && is_like(first, ranks, lo + m, hi)));
+    return roster_is_node(0, ranks, first[lo], first[hi]) &&
+           (hi - lo < 2 ||
+            (roster_is_like(first, ranks, lo, lo + m) && roster_is_like(first, ranks, lo + m, hi)));
 }
 
 bool tly_roster_suits_teams(const struct tly_roster *r)
@@ -467,7 +469,7 @@ bool tly_roster_suits_teams(const struct tly_roster *r)
         for (uint32_t i = n; i-- > 0;)
             first[r->ranks[i].machine] = i;
         first[machines] = n;
-        suits = is_like(first, n, 0, machines);
+        suits = roster_is_like(first, n, 0, machines);
     }
     free(sizes);
     free(order);

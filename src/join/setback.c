@@ -25,7 +25,7 @@ struct setback {
     int64_t until;                            /* awake clock */
 };
 
-static struct setback *find(const struct tly_coordinator *c, const struct member *m)
+static struct setback *setback_find(const struct tly_coordinator *c, const struct member *m)
 {
     char address[TLY_HOST_TEXT];
     tly_endpoints_host(&m->info.at, address);
@@ -38,7 +38,7 @@ static struct setback *find(const struct tly_coordinator *c, const struct member
 
 bool tly_setback_note(struct tly_coordinator *c, const struct member *m, const char *why)
 {
-    struct setback *s = find(c, m);
+    struct setback *s = setback_find(c, m);
     if (!s && c->setback_count < MOST_SETBACKS) {
         struct setback *more = realloc(c->setbacks, (c->setback_count + 1) * sizeof *more);
         if (more) {
@@ -61,13 +61,13 @@ bool tly_setback_note(struct tly_coordinator *c, const struct member *m, const c
 
 bool tly_setback_is_over(const struct tly_coordinator *c, const struct member *m)
 {
-    const struct setback *s = find(c, m);
+    const struct setback *s = setback_find(c, m);
     return !s || c->loop.awake >= s->until;
 }
 
 void tly_setback_forget(struct tly_coordinator *c, const struct member *m)
 {
-    struct setback *s = find(c, m);
+    struct setback *s = setback_find(c, m);
     if (s)
         *s = c->setbacks[--c->setback_count];
 }

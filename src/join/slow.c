@@ -31,7 +31,7 @@ enum {
 };
 
 /* Does a rank hold the job up, by itself? */
-static bool is_rank(enum tly_why why)
+static bool slow_is_rank(enum tly_why why)
 {
     return why == TLY_WHY_COMPUTES || why == TLY_WHY_WAITS || why == TLY_WHY_PAGES;
 }
@@ -54,49 +54,49 @@ void tly_slow_left(struct tly_coordinator *c)
 
 bool tly_slow_is_past(const struct tly_coordinator *c)
 {
-    return is_rank(c->slow.told.why) && c->roster.ranks[c->slow.who].left;
+    return slow_is_rank(c->slow.told.why) && c->roster.ranks[c->slow.who].left;
 }
 
 /* --- who it is -------------------------------------------------------------------------------------- */
 
-static int by_value(const void *a, const void *b)
+static int slow_by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
 /* What the card of a service carries, as the plan knows by now; bit/s, 0: not known. */
-static double carries(const struct tly_coordinator *c, uint32_t service)
+static double slow_carries(const struct tly_coordinator *c, uint32_t service)
 {
     return 8 * tly_replan_bandwidth(c->adapt.replan, (int)c->roster.services[service].card);
 }
 
 /* What its card carries over what was said; where nothing was, over the others' median. */
-static double card_ratio(const struct tly_coordinator *c, uint32_t service)
+static double slow_card_ratio(const struct tly_coordinator *c, uint32_t service)
 {
     uint32_t card = c->roster.services[service].card;
-    double other[TLY_MAX_SERVICES], is = carries(c, service);
+    double other[TLY_MAX_SERVICES], is = slow_carries(c, service);
     double due = (double)c->roster.services[card].said;
     int n = 0;
     for (uint32_t i = 0; !(due > 0) && i < c->roster.service_count && n < TLY_MAX_SERVICES; i++)
         if (i != card && c->roster.services[i].card == i &&
-            c->roster.services[i].state == TLY_SERVICE_ACTIVE && carries(c, i) > 0)
-            other[n++] = carries(c, i);
+            c->roster.services[i].state == TLY_SERVICE_ACTIVE && slow_carries(c, i) > 0)
+            other[n++] = slow_carries(c, i);
     if (n) {
-        qsort(other, (size_t)n, sizeof *other, by_value);
+        qsort(other, (size_t)n, sizeof *other, slow_by_value);
         due = other[n / 2];
     }
     return is > 0 && due > 0 ? is / due : 1;
 }
 
-static bool all_carry_half(const struct tly_coordinator *c)
+static bool slow_all_carry_half(const struct tly_coordinator *c)
 {
     bool any = false;
     for (uint32_t i = 0; i < c->roster.service_count; i++) {
         const struct tly_roster_service *s = &c->roster.services[i];
         if (s->state != TLY_SERVICE_ACTIVE || s->card != i)
             continue;
-        double ratio = s->said ? card_ratio(c, i) : 1;
+        double ratio = s->said ? slow_card_ratio(c, i) : 1;
         if (ratio < .4 || ratio > .7)
             return false;
         any = true;
@@ -106,14 +106,14 @@ static bool all_carry_half(const struct tly_coordinator *c)
 
 static bool has_slow_card(const struct tly_coordinator *c, uint32_t service)
 {
-    return service < c->roster.service_count && card_ratio(c, service) < 1 - TLY_ADAPT_NEWS;
+    return service < c->roster.service_count && slow_card_ratio(c, service) < 1 - TLY_ADAPT_NEWS;
 }
 
 /* As tly_late_find(). */
-static int find_late(const struct tly_coordinator *c, struct tly_lateness *late)
+static int slow_find_late(const struct tly_coordinator *c, struct tly_lateness *late)
 {
     const struct tly_own **of = calloc(c->size, sizeof *of);
-    const struct tly_lateness *named = is_rank(c->slow.told.why) ? &c->slow.late : NULL;
+    const struct tly_lateness *named = slow_is_rank(c->slow.told.why) ? &c->slow.late : NULL;
     for (uint32_t i = 0; of && i < c->size; i++)
         of[i] = c->ranks[i] && !c->ranks[i]->left && !c->roster.ranks[i].joined ? &c->ranks[i]->own : NULL;
     int found = of ? tly_late_find((int)c->size, of, named, late) : -1;
@@ -121,33 +121,33 @@ static int find_late(const struct tly_coordinator *c, struct tly_lateness *late)
     return found;
 }
 
-static enum tly_why why_late(const struct tly_lateness *late)
+static enum tly_why slow_why_late(const struct tly_lateness *late)
 {
     return late->why == TLY_LATE_WAITS   ? TLY_WHY_WAITS
            : late->why == TLY_LATE_PAGES ? TLY_WHY_PAGES
                                          : TLY_WHY_COMPUTES;
 }
 
-static enum tly_why judge(const struct tly_coordinator *c, uint32_t *who, struct tly_lateness *late)
+static enum tly_why slow_judge(const struct tly_coordinator *c, uint32_t *who, struct tly_lateness *late)
 {
     bool cards = c->adapt.replan;
     int busy = cards ? c->adapt.standout : -1;
-    bool half = cards && all_carry_half(c);
+    bool half = cards && slow_all_carry_half(c);
     *who = busy >= 0 ? (uint32_t)busy : 0;
     if (busy >= 0 && (tly_replan_sums_limit(c->adapt.replan, busy) ||
                       tly_replan_eases(c->adapt.replan, (int)c->roster.services[busy].card)))
         return TLY_WHY_SUMS;
     if (busy >= 0 && !half && has_slow_card(c, *who))
         return TLY_WHY_CARD;
-    int found = busy >= 0 && half ? 0 : find_late(c, late);
+    int found = busy >= 0 && half ? 0 : slow_find_late(c, late);
     if (found > 0) {
         *who = (uint32_t)late->rank;
-        return why_late(late);
+        return slow_why_late(late);
     }
     if (half)
         return TLY_WHY_ALL_CARDS;
     *who = c->slow.who;
-    if (found < 0 && is_rank(c->slow.told.why))
+    if (found < 0 && slow_is_rank(c->slow.told.why))
         return c->slow.told.why; /* until the ranks that have not left show something else */
     /* A slow card that nobody waits for now. */
     return cards && c->slow.told.why == TLY_WHY_CARD && has_slow_card(c, *who)
@@ -157,10 +157,10 @@ static enum tly_why judge(const struct tly_coordinator *c, uint32_t *who, struct
 
 /* --- turns ------------------------------------------------------------------------------------------ */
 
-static void name_holder(const struct tly_coordinator *c, enum tly_why why, uint32_t who, char *out,
-                        size_t len)
+static void slow_name_holder(const struct tly_coordinator *c, enum tly_why why, uint32_t who, char *out,
+                             size_t len)
 {
-    if (is_rank(why))
+    if (slow_is_rank(why))
         snprintf(out, len, "rank %u (%s)", who, c->roster.services[c->roster.ranks[who].machine].host);
     else if (why == TLY_WHY_ALL_CARDS)
         snprintf(out, len, "all network cards");
@@ -171,10 +171,10 @@ static void name_holder(const struct tly_coordinator *c, enum tly_why why, uint3
 }
 
 /* This one is judged to hold the job up. */
-static void note_turn(struct tly_coordinator *c, enum tly_why why, uint32_t who)
+static void slow_note_turn(struct tly_coordinator *c, enum tly_why why, uint32_t who)
 {
     struct turns *t = &c->slow.turns;
-    int kind = is_rank(why) ? 1 : why == TLY_WHY_ALL_CARDS ? 2 : 3;
+    int kind = slow_is_rank(why) ? 1 : why == TLY_WHY_ALL_CARDS ? 2 : 3;
     /* Another tallyd may have got the index of one that is gone. */
     uint64_t holder = kind == 3 ? c->roster.services[who].incarnation : who;
     if (why == TLY_WHY_NOBODY || (kind == t->kind && holder == t->last))
@@ -183,26 +183,26 @@ static void note_turn(struct tly_coordinator *c, enum tly_why why, uint32_t who)
     t->kind = kind;
     t->last = holder;
     t->at[at] = c->loop.awake;
-    name_holder(c, why, who, t->who[at], sizeof t->who[at]);
+    slow_name_holder(c, why, who, t->who[at], sizeof t->who[at]);
 }
 
 /* For how long the newest holder has been named. */
-static int64_t since_turn(const struct tly_coordinator *c)
+static int64_t slow_since_turn(const struct tly_coordinator *c)
 {
     const struct turns *t = &c->slow.turns;
     return t->count ? c->loop.awake - t->at[(t->count - 1) % TLY_SLOW_TURNS] : INT64_MAX;
 }
 
-static bool goes_by_turns(const struct tly_coordinator *c)
+static bool slow_goes_by_turns(const struct tly_coordinator *c)
 {
     const struct turns *t = &c->slow.turns;
     if (c->slow.told.why == TLY_WHY_TURNS)
-        return since_turn(c) < TURNS_S * TLY_SEC;
+        return slow_since_turn(c) < TURNS_S * TLY_SEC;
     return t->count >= TLY_SLOW_TURNS && c->loop.awake - t->at[t->count % TLY_SLOW_TURNS] < TURNS_S * TLY_SEC;
 }
 
 /* "rank 5 (w5), tallyd 1 (c1) and rank 2 (w2)": each once. */
-static void list_turns(const struct turns *t, char *out, size_t len)
+static void slow_list_turns(const struct turns *t, char *out, size_t len)
 {
     const char *who[TLY_SLOW_TURNS];
     int n = 0;
@@ -220,15 +220,15 @@ static void list_turns(const struct turns *t, char *out, size_t len)
 
 /* --- words ------------------------------------------------------------------------------------------ */
 
-static void describe(const struct tly_coordinator *c, uint32_t who, const struct tly_lateness *late,
-                     struct tly_slow *s)
+static void slow_describe(const struct tly_coordinator *c, uint32_t who, const struct tly_lateness *late,
+                          struct tly_slow *s)
 {
     char at[16], turns[TLY_SLOW_TURNS * (sizeof c->slow.turns.who[0] + 5)];
     struct tly_roster_service seen;
     tly_adapt_time(time(NULL), at);
     s->who[0] = '\0';
     if (s->why != TLY_WHY_NOBODY) /* else `who` is the last holder's number, of whatever kind that was */
-        name_holder(c, s->why, who, s->who, sizeof s->who);
+        slow_name_holder(c, s->why, who, s->who, sizeof s->who);
     switch (s->why) {
     case TLY_WHY_CARD:
     case TLY_WHY_SUMS:
@@ -252,10 +252,11 @@ static void describe(const struct tly_coordinator *c, uint32_t who, const struct
     case TLY_WHY_ALL_CARDS:
         snprintf(s->what, sizeof s->what,
                  "carry about half of what was said or measured since %s (%.3g of %.3g Gbit/s)", at,
-                 1e-9 * carries(c, 0), 1e-9 * (double)c->roster.services[c->roster.services[0].card].said);
+                 1e-9 * slow_carries(c, 0),
+                 1e-9 * (double)c->roster.services[c->roster.services[0].card].said);
         break;
     case TLY_WHY_TURNS:
-        list_turns(&c->slow.turns, turns, sizeof turns);
+        slow_list_turns(&c->slow.turns, turns, sizeof turns);
         snprintf(s->what, sizeof s->what, "by turns %s since %s", turns, at);
         break;
     default:
@@ -267,14 +268,14 @@ static void describe(const struct tly_coordinator *c, uint32_t who, const struct
 
 /* The same is said again only after a pause; ranks that take longer by turns are one matter.  Soon after a line, another
  * holder must last. */
-static void write_log(struct tly_coordinator *c)
+static void slow_write_log(struct tly_coordinator *c)
 {
     struct slow *s = &c->slow;
     char text[TLY_SENTENCE];
     int64_t since = s->logged == TLY_WHY_NOBODY ? INT64_MAX : c->loop.awake - s->logged_at;
-    bool again =
-        (is_rank(s->logged) && is_rank(s->told.why)) || (s->logged == s->told.why && s->logged_who == s->who);
-    bool lasts = s->told.why == TLY_WHY_TURNS || since_turn(c) >= SETTLED_S * TLY_SEC;
+    bool again = (slow_is_rank(s->logged) && slow_is_rank(s->told.why)) ||
+                 (s->logged == s->told.why && s->logged_who == s->who);
+    bool lasts = s->told.why == TLY_WHY_TURNS || slow_since_turn(c) >= SETTLED_S * TLY_SEC;
     if (s->told.why == TLY_WHY_NOBODY || s->is_logged ||
         (again ? since < s->pause_s * TLY_SEC : since < REPEAT_S * TLY_SEC && !lasts))
         return;
@@ -294,7 +295,7 @@ static void write_log(struct tly_coordinator *c)
                                           : "");
 }
 
-static void tell(struct tly_coordinator *c)
+static void slow_tell(struct tly_coordinator *c)
 {
     struct tly_writer w = {0};
     struct tly_currents current;
@@ -310,9 +311,9 @@ static void tell(struct tly_coordinator *c)
 }
 
 /* What it carries or adds, in bit/s; 0: it is not about that. */
-static double figure(const struct tly_coordinator *c, enum tly_why why, uint32_t who)
+static double slow_figure(const struct tly_coordinator *c, enum tly_why why, uint32_t who)
 {
-    return why == TLY_WHY_CARD   ? carries(c, who)
+    return why == TLY_WHY_CARD   ? slow_carries(c, who)
            : why == TLY_WHY_SUMS ? 8 * tly_replan_sum_rate(c->adapt.replan, (int)who)
                                  : 0;
 }
@@ -328,13 +329,13 @@ void tly_slow_tick(struct tly_coordinator *c)
     if (s->fresh) {
         s->fresh = false;
         news |= tly_adapt_moved(c);
-        enum tly_why why = judge(c, &who, &late);
-        note_turn(c, why, who);
-        if (goes_by_turns(c)) {
+        enum tly_why why = slow_judge(c, &who, &late);
+        slow_note_turn(c, why, who);
+        if (slow_goes_by_turns(c)) {
             why = TLY_WHY_TURNS;
             who = 0;
         }
-        double is = figure(c, why, who);
+        double is = slow_figure(c, why, who);
         bool moved = s->figure > 0 && is > 0 && fabs(log(is / s->figure)) > TLY_ADAPT_NEWS;
         if (why != s->told.why || (why != TLY_WHY_NOBODY && who != s->who) || moved) {
             s->told = (struct tly_slow){.why = why};
@@ -342,13 +343,13 @@ void tly_slow_tick(struct tly_coordinator *c)
             s->late = late;
             s->figure = is;
             s->is_logged = false;
-            describe(c, who, &late, &s->told);
+            slow_describe(c, who, &late, &s->told);
             news = true;
         }
     }
     if (news)
-        tell(c);
-    write_log(c);
+        slow_tell(c);
+    slow_write_log(c);
 }
 
 void tly_slow_forget(struct tly_coordinator *c)
@@ -363,5 +364,5 @@ void tly_slow_forget(struct tly_coordinator *c)
     }
     c->adapt.standout = -1;
     if (told)
-        tell(c);
+        slow_tell(c);
 }

@@ -45,7 +45,7 @@ void tly_start_prove(struct tly_coordinator *c)
 /* What a rank may have at a service unanswered.  Unless told, so much that the ranks' credit binds first: a part
  * that is passed over because its service's window is shut leaves the order common to all ranks.  All that may share in
  * the first roster have memory for that. */
-static uint64_t window(const struct tly_coordinator *c, const struct tly_roster *r)
+static uint64_t start_window(const struct tly_coordinator *c, const struct tly_roster *r)
 {
     int active = (int)tly_roster_active(r);
     uint64_t bytes = UINT64_MAX;
@@ -56,7 +56,7 @@ static uint64_t window(const struct tly_coordinator *c, const struct tly_roster 
                  suits = tly_roster_window(active, r->part_bytes, memory, r->rank_count);
         bytes = suits < bytes ? suits : bytes;
     }
-    /* By a window for less than the usual credit services know that they must tell sooner (set_sizes in src/sum/job.c). */
+    /* By a window for less than the usual credit services know that they must tell sooner (job_set_sizes in src/sum/job.c). */
     bool little = c->credit_bytes && c->credit_bytes < tly_plan_sum_credit(active, r->part_bytes);
     if (c->window_parts)
         bytes = r->part_bytes * c->window_parts;
@@ -69,7 +69,7 @@ static uint64_t window(const struct tly_coordinator *c, const struct tly_roster 
 
 /* The address at which the members of other machines reach this one: that by which the first of them has come.
  * False if there are none. */
-static bool find_face(const struct tly_coordinator *c, struct sockaddr_storage *out)
+static bool start_find_face(const struct tly_coordinator *c, struct sockaddr_storage *out)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
@@ -92,7 +92,7 @@ int tly_start_place(const struct tly_coordinator *c, struct tly_roster *r, uint3
     char name[300];
     struct sockaddr_storage a, face;
     struct tly_roster_service *s = &r->services[index];
-    bool apart = find_face(c, &face);
+    bool apart = start_find_face(c, &face);
     if (!tly_endpoints_address(&s->at, &a))
         return 0;
     if (tly_address_is_any(&a)) {
@@ -112,7 +112,7 @@ int tly_start_place(const struct tly_coordinator *c, struct tly_roster *r, uint3
     return 0;
 }
 
-static int place_services(struct tly_coordinator *c, struct tly_roster *r)
+static int start_place_services(struct tly_coordinator *c, struct tly_roster *r)
 {
     for (uint32_t i = 0; i < r->service_count; i++)
         if (tly_start_place(c, r, i) != 0) {
@@ -123,7 +123,7 @@ static int place_services(struct tly_coordinator *c, struct tly_roster *r)
 }
 
 /* The service that this member has said it runs, behind a card of its own. */
-static struct tly_roster_service service_of(const struct tly_member_info *m, uint32_t index)
+static struct tly_roster_service start_service_of(const struct tly_member_info *m, uint32_t index)
 {
     struct tly_roster_service s = {
         .role = m->role,
@@ -143,7 +143,7 @@ void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t ind
                    const struct tly_member_info *m)
 {
     memcpy(c->host_id[index], m->host_id, sizeof c->host_id[index]);
-    r->services[index] = service_of(m, index);
+    r->services[index] = start_service_of(m, index);
 }
 
 void tly_start_warn_memory(const struct tly_roster *r, uint32_t index)
@@ -186,7 +186,7 @@ bool tly_start_find_cards(const struct tly_coordinator *c, struct tly_roster *r)
 }
 
 /* *cards (may be NULL): as tly_start_find_cards(). */
-static int make_roster(struct tly_coordinator *c, struct tly_roster *r, bool *cards)
+static int start_make_roster(struct tly_coordinator *c, struct tly_roster *r, bool *cards)
 {
     uint32_t *same = calloc(c->size, sizeof *same);
     c->number = 1;
@@ -244,7 +244,7 @@ out:
 }
 
 /* Between which sizes parts may be in any epoch: what memory and checks must reckon with. */
-static void set_part_bounds(const struct tly_coordinator *c, struct tly_roster *r)
+static void start_set_part_bounds(const struct tly_coordinator *c, struct tly_roster *r)
 {
     double fastest = 0;
     bool known = true;
@@ -270,19 +270,19 @@ bool tly_start_fit_parts(const struct tly_coordinator *c, struct tly_roster *r)
     return !near;
 }
 
-static void invite(struct tly_coordinator *c)
+static void start_invite(struct tly_coordinator *c)
 {
     struct tly_roster *r = &c->roster;
     struct tly_writer w = {0};
     c->state = INVITING;
     c->inviting_at = c->loop.awake;
-    int err = make_roster(c, r, NULL);
-    if (!err && place_services(c, r) != 0) {
+    int err = start_make_roster(c, r, NULL);
+    if (!err && start_place_services(c, r) != 0) {
         tly_roster_finish(r);
         return; /* the job has failed */
     }
     if (!err) {
-        set_part_bounds(c, r);
+        start_set_part_bounds(c, r);
         for (uint32_t i = 0; i < r->service_count; i++)
             tly_start_warn_memory(r, i);
         err = tly_roster_split(r, c->split);
@@ -291,7 +291,7 @@ static void invite(struct tly_coordinator *c)
         err = tly_roster_split(r, c->split); /* memory lasts for another rate, then */
     switch (err) {
     case 0:
-        r->window_bytes = window(c, r);
+        r->window_bytes = start_window(c, r);
         tly_roster_write(&w, r);
         if (w.failed || w.len > TLY_MAX_CONTROL)
             tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);
@@ -318,7 +318,7 @@ static void invite(struct tly_coordinator *c)
 
 /* --- measuring --------------------------------------------------------------------------------------- */
 
-static void post_measure(struct member *m, const struct tly_measure *x)
+static void start_post_measure(struct member *m, const struct tly_measure *x)
 {
     struct tly_writer w = {0};
     tly_measure_write(&w, x);
@@ -350,13 +350,13 @@ bool tly_start_crosses_cards(const struct tly_roster *r)
 }
 
 /* Tallyd that listen where others cannot reach them: the job starts without those. */
-static void drop_unplaced(struct tly_coordinator *c)
+static void start_drop_unplaced(struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         if (!m->joined || m->info.role != TLY_ROLE_TALLYD)
             continue;
-        struct tly_roster_service s = service_of(&m->info, 0);
+        struct tly_roster_service s = start_service_of(&m->info, 0);
         struct tly_roster one = {.service_count = 1, .services = &s};
         if (tly_start_place(c, &one, 0) == 0)
             continue;
@@ -398,7 +398,7 @@ static void start_take(struct tly_coordinator *c, struct member *m, uint64_t rat
 }
 
 /* "HOST=RATE,...", rates in bit/s, k, M or G; with a "?" behind it measured once.  0: it is not among them. */
-static uint64_t given_rate(const char *given, const char *host, bool *once)
+static uint64_t start_given_rate(const char *given, const char *host, bool *once)
 {
     size_t length = strlen(host);
     double rate = 0;
@@ -416,12 +416,12 @@ static uint64_t given_rate(const char *given, const char *host, bool *once)
 }
 
 /* What a test has measured instead of us. */
-static void take_given(struct tly_coordinator *c)
+static void start_take_given(struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members && c->given; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         bool once = false;
-        uint64_t rate = given_rate(c->given, m->info.host, &once);
+        uint64_t rate = start_given_rate(c->given, m->info.host, &once);
         if (m->joined && rate)
             start_take(c, m, rate, once, true);
     }
@@ -432,14 +432,14 @@ void tly_start_survey(struct tly_coordinator *c)
 {
     struct tly_roster r;
     bool apart;
-    drop_unplaced(c);
-    take_given(c);
-    if (c->measure == MEASURE_NONE || make_roster(c, &r, &apart) != 0) {
-        invite(c);
+    start_drop_unplaced(c);
+    start_take_given(c);
+    if (c->measure == MEASURE_NONE || start_make_roster(c, &r, &apart) != 0) {
+        start_invite(c);
         return;
     }
     bool all = c->measure == MEASURE_ALL;
-    if (place_services(c, &r) == 0) {
+    if (start_place_services(c, &r) == 0) {
         bool matter = all || (apart && tly_start_crosses_cards(&r));
         if (!matter || tly_survey_create(&r, all, &c->survey) != 0)
             c->survey = NULL;
@@ -463,7 +463,7 @@ void tly_start_survey(struct tly_coordinator *c)
 }
 
 /* To a list, unless there is no room for the whole of it. */
-static void append(char *text, size_t len, const char *format, ...)
+static void start_append(char *text, size_t len, const char *format, ...)
 {
     size_t at = strlen(text);
     va_list args;
@@ -475,7 +475,7 @@ static void append(char *text, size_t len, const char *format, ...)
 }
 
 /* What was found counts as if the members had said it. */
-static void take_results(struct tly_coordinator *c)
+static void start_take_results(struct tly_coordinator *c)
 {
     char found[TLY_SENTENCE - 64] = "", unknown[TLY_SENTENCE - 256] = "";
     tly_survey_end(c->survey);
@@ -488,10 +488,10 @@ static void take_results(struct tly_coordinator *c)
         if (rate) /* else what was said of it counts */
             start_take(c, m, rate, once, m->stands);
         if (m->stands && rate)
-            append(found, sizeof found, "%s%s %.3g Gbit/s%s", *found ? ", " : "", m->info.host,
-                   (double)rate * 1e-9, once ? " (once)" : "");
+            start_append(found, sizeof found, "%s%s %.3g Gbit/s%s", *found ? ", " : "", m->info.host,
+                         (double)rate * 1e-9, once ? " (once)" : "");
         else if (m->stands && !m->info.bandwidth)
-            append(unknown, sizeof unknown, "%s%s", *unknown ? ", " : "", m->info.host);
+            start_append(unknown, sizeof unknown, "%s%s", *unknown ? ", " : "", m->info.host);
     }
     if (*found)
         tly_info("join", "network cards were measured: %s", found);
@@ -522,15 +522,15 @@ void tly_start_go_on_measuring(struct tly_coordinator *c)
         if (!m->joined || !m->stands || !tly_survey_meet(c->survey, m->card, &meet))
             continue;
         m->silent |= !go;
-        post_measure(m, go ? &c->step : &meet);
+        start_post_measure(m, go ? &c->step : &meet);
     }
     if (c->step.round)
         return;
     if (c->survey)
-        take_results(c);
+        start_take_results(c);
     tly_survey_destroy(c->survey);
     c->survey = NULL;
-    invite(c);
+    start_invite(c);
 }
 
 void tly_start_measured(struct member *m, const struct tly_measure *x)

@@ -142,7 +142,7 @@ void tly_status_write(struct tly_writer *w, const struct tly_status *s)
     tly_currents_write(w, &s->current);
 }
 
-static int read_member(struct tly_reader *r, const struct tly_status *s, struct tly_status_member *m)
+static int status_read_member(struct tly_reader *r, const struct tly_status *s, struct tly_status_member *m)
 {
     m->role = tly_read32(r);
     m->rank = tly_read32(r);
@@ -172,7 +172,7 @@ int tly_status_read(struct tly_reader *r, struct tly_status *out)
         err = s.members ? 0 : -ENOMEM;
     }
     for (; !err && s.member_count < count; s.member_count++)
-        err = read_member(r, &s, &s.members[s.member_count]);
+        err = status_read_member(r, &s, &s.members[s.member_count]);
     if (!err)
         err = tly_slow_read(r, &s.slow);
     if (!err)

@@ -11,7 +11,7 @@ enum { MOST_MS = 150, CHUNK_BYTES = 32 << 10 };
 static const uint8_t nothing[CHUNK_BYTES];
 
 /* All have met, or all that have met have counted, but for those that have ended. */
-static void check(struct tly_streams *s)
+static void streams_check(struct tly_streams *s)
 {
     struct tly_measure m = {.step = s->going ? TLY_MEASURE_COUNTED : TLY_MEASURE_MET,
                             .round = s->round,
@@ -28,23 +28,24 @@ static void check(struct tly_streams *s)
     s->say(s->user, &m);
 }
 
-static void opened(void *user, struct tly_link *l)
+static void streams_opened(void *user, struct tly_link *l)
 {
     struct tly_stream *x = user;
     if (x->all->going)
         return; /* too late for this round */
     x->met = true;
-    check(x->all);
+    streams_check(x->all);
 }
 
-static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
-                  const char **why)
+static int streams_header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
+                          const char **why)
 {
     land->control = true;
     return 0;
 }
 
-static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
+static int streams_frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data,
+                         const char **why)
 {
     struct tly_stream *x = user;
     struct tly_reader r = {data, f->payload, false};
@@ -58,12 +59,12 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     if (m.round == x->all->round && x->all->going && !x->counted) {
         x->counted = true;
         x->rate = m.rate[0];
-        check(x->all);
+        streams_check(x->all);
     }
     return 0;
 }
 
-static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
+static bool streams_next(void *user, struct tly_link *l, struct tly_outgoing *out)
 {
     const struct tly_stream *x = user;
     if (!x->all->going || !x->met || tly_now() >= x->all->until)
@@ -74,18 +75,21 @@ static bool next(void *user, struct tly_link *l, struct tly_outgoing *out)
     return true;
 }
 
-static void closed(void *user, struct tly_link *l, int err, const char *why)
+static void streams_closed(void *user, struct tly_link *l, int err, const char *why)
 {
     struct tly_stream *x = user;
     bool awaited = x->all->going ? x->met && !x->counted : !x->met;
     tly_link_destroy(x->link);
     x->link = NULL;
     if (awaited)
-        check(x->all);
+        streams_check(x->all);
 }
 
-static const struct tly_link_user calls = {
-    .opened = opened, .header = header, .frame = frame, .next = next, .closed = closed};
+static const struct tly_link_user calls = {.opened = streams_opened,
+                                           .header = streams_header,
+                                           .frame = streams_frame,
+                                           .next = streams_next,
+                                           .closed = streams_closed};
 
 void tly_streams_meet(struct tly_streams *s, const struct tly_identity *me, const struct tly_measure *m)
 {
@@ -103,7 +107,7 @@ void tly_streams_meet(struct tly_streams *s, const struct tly_identity *me, cons
                       &s->stream[i].link); /* one that cannot be reached shows nothing */
     }
     s->count = m->count;
-    check(s);
+    streams_check(s);
 }
 
 void tly_streams_go(struct tly_streams *s, const struct tly_measure *m)
@@ -112,7 +116,7 @@ void tly_streams_go(struct tly_streams *s, const struct tly_measure *m)
         return;
     s->going = true;
     s->until = tly_now() + MOST_MS * TLY_MS;
-    check(s);
+    streams_check(s);
     for (uint32_t i = 0; i < s->count; i++)
         if (s->stream[i].link)
             tly_link_flush(s->stream[i].link);

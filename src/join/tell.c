@@ -37,7 +37,7 @@ void tly_coordinator_post_all(struct tly_coordinator *c, int type, const void *d
 }
 
 /* The rank in whose process this is; NULL: there is none, or it has not joined. */
-static struct member *beside(const struct tly_coordinator *c)
+static struct member *tell_beside(const struct tly_coordinator *c)
 {
     return c->standalone || !c->ranks ? NULL : c->ranks[c->identity.rank];
 }
@@ -54,7 +54,7 @@ void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format
     c->over_at = c->loop.awake;
     c->verdict_err = err;
     c->telling = true;
-    const struct member *own = beside(c);
+    const struct member *own = tell_beside(c);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         if (!own || m != own)
@@ -73,7 +73,7 @@ void tly_coordinator_tell_last(struct tly_coordinator *c)
         if (m->link)
             tly_link_flush(m->link);
     }
-    struct member *last = beside(c);
+    struct member *last = tell_beside(c);
     if (last) {
         tly_coordinator_post_verdict(last, c->verdict_err, c->verdict);
         tly_link_flush(last->link);

@@ -41,7 +41,7 @@ void tly_traffic_finish(struct tly_traffic *t)
 }
 
 /* A period of the connection may be longer than that of the operations, and lag behind it a little. */
-static bool is_sane(const struct tly_traffic *t, const struct tly_traffic_way *s)
+static bool traffic_is_sane(const struct tly_traffic *t, const struct tly_traffic_way *s)
 {
     return (s->busy_us <= TLY_TRAFFIC_LONGEST_US || s->busy_us == TLY_TRAFFIC_UNKNOWN) &&
            (double)s->bytes * 8e6 <= (double)TLY_MAX_RATE * t->period_us;
@@ -72,7 +72,8 @@ int tly_traffic_read(struct tly_reader *r, struct tly_traffic *out)
         l->in.bytes = tly_read64(r);
         l->in.busy_us = tly_read32(r);
         l->held_us = tly_read32(r);
-        sane &= is_sane(&t, &l->out) && is_sane(&t, &l->in) && l->held_us <= TLY_TRAFFIC_LONGEST_US;
+        sane &= traffic_is_sane(&t, &l->out) && traffic_is_sane(&t, &l->in) &&
+                l->held_us <= TLY_TRAFFIC_LONGEST_US;
     }
     if (r->failed || !sane) {
         tly_traffic_finish(&t);
@@ -123,7 +124,8 @@ struct flow {
 static const struct tly_sight unseen = {NAN, NAN, NAN, NAN};
 
 /* us: the time that counts; weight: the service's. */
-static void add(struct flow *f, double us, double weight, const struct tly_traffic_way *s, uint32_t held_us)
+static void traffic_add(struct flow *f, double us, double weight, const struct tly_traffic_way *s,
+                        uint32_t held_us)
 {
     f->weight += weight;
     if (s->busy_us == TLY_TRAFFIC_UNKNOWN)
@@ -134,41 +136,42 @@ static void add(struct flow *f, double us, double weight, const struct tly_traff
     f->held += weight * fmin(1, (double)held_us / us);
 }
 
-static double busy(const struct flow *f)
+static double traffic_busy(const struct flow *f)
 {
     return f->known > 0 ? f->busy / f->known : 0;
 }
 
-static bool is_partial(const struct flow *f)
+static bool traffic_is_partial(const struct flow *f)
 {
     return f->known < ENOUGH * f->weight;
 }
 
-static double rate(const struct flow *f)
+static double traffic_rate(const struct flow *f)
 {
     return f->known > 0 ? f->rate * f->weight / f->known : f->rate;
 }
 
 /* A card carries in one direction what it carries in the other, so the direction with more bytes tells its rate.  The other
  * direction may be as busy: it waits for other cards, and its acknowledgements queue behind the other direction's data. */
-static struct tly_sight card(const struct flow *out, const struct flow *in)
+static struct tly_sight traffic_card(const struct flow *out, const struct flow *in)
 {
-    if (is_partial(out) || is_partial(in))
+    if (traffic_is_partial(out) || traffic_is_partial(in))
         return unseen;
-    bool alike = fmin(rate(out), rate(in)) > ALIKE * fmax(rate(out), rate(in));
-    return (struct tly_sight){.rate = fmax(rate(out), rate(in)),
-                              .busy = fmax(busy(out), busy(in)),
-                              .both = (busy(out) + busy(in)) / 2,
-                              .late = alike ? busy(in) - busy(out) : 0};
+    bool alike =
+        fmin(traffic_rate(out), traffic_rate(in)) > ALIKE * fmax(traffic_rate(out), traffic_rate(in));
+    return (struct tly_sight){.rate = fmax(traffic_rate(out), traffic_rate(in)),
+                              .busy = fmax(traffic_busy(out), traffic_busy(in)),
+                              .both = (traffic_busy(out) + traffic_busy(in)) / 2,
+                              .late = alike ? traffic_busy(in) - traffic_busy(out) : 0};
 }
 
-static struct tly_sight sums(const struct flow *f)
+static struct tly_sight traffic_sums(const struct flow *f)
 {
     double held = f->known > 0 ? f->held / f->known : 0;
-    if (is_partial(f))
+    if (traffic_is_partial(f))
         return unseen;
-    double waits = held > HELD && busy(f) < ON_ITS_WAY ? held : 0;
-    return (struct tly_sight){.rate = rate(f), .busy = waits, .both = waits};
+    double waits = held > HELD && traffic_busy(f) < ON_ITS_WAY ? held : 0;
+    return (struct tly_sight){.rate = traffic_rate(f), .busy = waits, .both = waits};
 }
 
 bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const *of,
@@ -198,18 +201,18 @@ bool tly_traffic_sum(const struct tly_roster *r, const struct tly_traffic *const
             double weight = r->services[s].weight;
             if (theirs == own)
                 continue; /* it crosses no card */
-            add(&cards_out[own], us, weight, &l->out, 0);
-            add(&cards_in[theirs], us, weight, &l->out, 0);
-            add(&cards_out[theirs], us, weight, &l->in, 0);
-            add(&cards_in[own], us, weight, &l->in, 0);
-            add(&pushes[s], us, weight, &l->out, l->held_us);
+            traffic_add(&cards_out[own], us, weight, &l->out, 0);
+            traffic_add(&cards_in[theirs], us, weight, &l->out, 0);
+            traffic_add(&cards_out[theirs], us, weight, &l->in, 0);
+            traffic_add(&cards_in[own], us, weight, &l->in, 0);
+            traffic_add(&pushes[s], us, weight, &l->out, l->held_us);
         }
     }
     bool still = landed == 0, partial = ranks < (int)r->rank_count, waits = still && partial;
     for (uint32_t s = 0; s < r->service_count; s++) {
-        out[s].card = flow ? card(&cards_out[s], &cards_in[s]) : unseen;
+        out[s].card = flow ? traffic_card(&cards_out[s], &cards_in[s]) : unseen;
         still = still && (waits || !flow || cards_out[s].weight == 0 || !(out[s].card.busy < STILL));
-        out[s].sums = flow ? sums(&pushes[s]) : unseen;
+        out[s].sums = flow ? traffic_sums(&pushes[s]) : unseen;
     }
     *goodput = ranks ? moved / ranks : 0;
     free(flow);
