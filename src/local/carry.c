@@ -35,7 +35,7 @@ void tly_local_enter(struct tly_local *l, struct tly_local_op *op)
 }
 
 /* A little is copied sooner than handed over. */
-static bool spread_at_once(struct tly_local *l, struct tly_local_piece *piece)
+static bool carry_spread_at_once(struct tly_local *l, struct tly_local_piece *piece)
 {
     struct tly_local_op *op = piece->op;
     if ((uint64_t)piece->length * (l->count - 1) > LITTLE || atomic_load(&l->failed) ||
@@ -52,7 +52,7 @@ static bool spread_at_once(struct tly_local *l, struct tly_local_piece *piece)
 
 void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece)
 {
-    if (spread_at_once(l, piece))
+    if (carry_spread_at_once(l, piece))
         return;
     pthread_mutex_lock(&l->inbox_lock);
     tly_list_append(&l->landed, &piece->node);
@@ -68,7 +68,7 @@ void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece)
     piece->ahead = false;
     atomic_fetch_sub(&piece->op->waiting, piece->length);
     atomic_fetch_sub(&l->ahead, piece->length);
-    /* Pairs with may_sum(). */
+    /* Pairs with team_may_sum(). */
     if (!atomic_load(&l->to_wake) || atomic_fetch_sub(&l->to_wake, piece->length) > (int64_t)piece->length)
         return;
     atomic_store(&l->to_wake, 0);
@@ -86,7 +86,7 @@ void tly_local_blocked(struct tly_local *l, bool blocked)
 
 /* The others' rounds end when all posts have come.  Of a team they end by what the network says, too.  Else they wait for this
  * post: what has no room in the ring waits for room. */
-static void post_mark(struct tly_local *l, struct tly_local_op *op)
+static void carry_post_mark(struct tly_local *l, struct tly_local_op *op)
 {
     const struct timespec moment = {.tv_nsec = TLY_MS};
     while (op->held && !op->meeting && !atomic_load(&l->failed) && !atomic_load(&l->own->left)) {
@@ -105,7 +105,7 @@ void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op)
     atomic_fetch_add(&l->claims, 1); /* who has the lock may have much to do */
     pthread_mutex_lock(&l->lock);
     atomic_fetch_sub(&l->claims, 1);
-    post_mark(l, op);
+    carry_post_mark(l, op);
     pthread_mutex_lock(&l->inbox_lock);
     for (struct tly_list *n = l->landed.next, *next; n != &l->landed; n = next) {
         next = n->next;

@@ -20,7 +20,7 @@ bool tly_drive_has_news(struct tly_local *l)
     return atomic_load(&l->pending) > 0;
 }
 
-static bool called_off(struct tly_local *l, const struct tly_errand *e)
+static bool drive_called_off(struct tly_local *l, const struct tly_errand *e)
 {
     if (atomic_load_explicit(&l->claims, memory_order_relaxed))
         return true;
@@ -30,7 +30,7 @@ static bool called_off(struct tly_local *l, const struct tly_errand *e)
 }
 
 /* Whether any round has one for this rank, now, or somebody has left. */
-static bool has_step(struct tly_local *l)
+static bool drive_has_step(struct tly_local *l)
 {
     for (uint32_t i = 0; i < l->count; i++)
         if (i != l->me && atomic_load_explicit(&l->at[i].control->left, memory_order_relaxed) > l->left[i])
@@ -46,7 +46,7 @@ static bool has_step(struct tly_local *l)
 }
 
 /* One step of the first round that has one. */
-static bool step(struct tly_local *l, const struct tly_errand *e)
+static bool drive_step(struct tly_local *l, const struct tly_errand *e)
 {
     struct tly_turn turn = {0};
     for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
@@ -75,14 +75,14 @@ bool tly_drive_advance(struct tly_local *l, const struct tly_errand *e)
         more |= tly_posts_read(l);
         if (atomic_load_explicit(&l->failed, memory_order_relaxed))
             return any;
-        more |= step(l, e);
+        more |= drive_step(l, e);
         any |= more;
-    } while (more && !called_off(l, e));
+    } while (more && !drive_called_off(l, e));
     return any;
 }
 
 /* A thread that holds the lock for something else reads `missed` before it goes. */
-static bool try_lock(struct tly_local *l)
+static bool drive_try_lock(struct tly_local *l)
 {
     if (pthread_mutex_trylock(&l->lock) == 0)
         return true;
@@ -94,7 +94,7 @@ bool tly_drive_try(struct tly_local *l, const struct tly_errand *e, bool *looked
 {
     bool any = false;
     do {
-        *looked = !atomic_load(&l->claims) && try_lock(l);
+        *looked = !atomic_load(&l->claims) && drive_try_lock(l);
         if (!*looked)
             return any; /* who holds it looks at the inbox once more */
         if (!atomic_load_explicit(&l->failed, memory_order_relaxed))
@@ -110,7 +110,7 @@ void tly_drive_hand_on(struct tly_local *l)
     if (!busy || atomic_load(&l->spinning))
         return;
     if (!tly_drive_has_news(l) && pthread_mutex_trylock(&l->lock) == 0) {
-        busy = has_step(l) || !tly_list_empty(&l->backlog);
+        busy = drive_has_step(l) || !tly_list_empty(&l->backlog);
         pthread_mutex_unlock(&l->lock);
         busy |= atomic_exchange(&l->missed, false);
     }

@@ -28,7 +28,7 @@ enum {
 /* --- the beginning ------------------------------------------------------------------------------ */
 
 /* More ranks than cores?  A launcher may have bound each rank to cores of its own. */
-static bool is_crowded(const struct tly_local *l)
+static bool local_is_crowded(const struct tly_local *l)
 {
     int mine = 0, all = 0;
     for (int i = 0; i < TLY_PROCESSORS / 64; i++) {
@@ -65,7 +65,7 @@ int tly_local_open(const struct tly_local_config *config, struct tly_local **out
         l->at[i].pidfd = -1;
     int err = tly_local_meet(l);
     if (!err) {
-        l->crowded = is_crowded(l);
+        l->crowded = local_is_crowded(l);
         l->linger_ns = LINGER_NS;
         l->home = tly_topo_node(-1, 0);
         err = tly_thread_start(&l->thread, "tally-local", tly_drive_thread, l);
@@ -125,7 +125,7 @@ bool tly_local_is_idle(struct tly_local *l)
 /* Nobody may write into our memory any more: who is just doing so gets to the end of it.  One that is stopped is not
  * waited for: when it goes on it looks at our `failed` before the next block, so at most the one that it was in the midst
  * of, in the pool or just about to be written, comes late. */
-static void stop_writers(struct tly_local *l)
+static void local_stop_writers(struct tly_local *l)
 {
     int64_t patience = tly_now() + STOPPED_MS * TLY_MS;
     atomic_store(&l->own->failed, 1);
@@ -147,7 +147,7 @@ void tly_local_fail(struct tly_local *l, int err, const char *sentence)
     struct tly_list *lists[] = {&l->ops, &l->backlog, &l->inbox};
     atomic_store(&l->failed, true);
     pthread_mutex_lock(&l->lock);
-    stop_writers(l);
+    local_stop_writers(l);
     pthread_mutex_lock(&l->inbox_lock);
     struct tly_list all = TLY_LIST_INIT(all);
     for (int i = 0; i < 3; i++)
@@ -247,21 +247,21 @@ void tly_local_unref(struct tly_local *l)
 
 /* --- facts -------------------------------------------------------------------------------------- */
 
-static bool is_missing(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static bool local_is_missing(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
     return !r->posts[rank].call && !tly_posts_lacks(l, r, rank);
 }
 
 /* "1, 3-4" of the ranks that have not posted. */
-static void missing(const struct tly_local *l, const struct tly_round *r, char *out, size_t len)
+static void local_missing(const struct tly_local *l, const struct tly_round *r, char *out, size_t len)
 {
     size_t at = 0;
     out[0] = '\0';
     for (uint32_t i = 0; i < l->count; i++) {
         uint32_t to = i;
-        if (!is_missing(l, r, i))
+        if (!local_is_missing(l, r, i))
             continue;
-        while (to + 1 < l->count && is_missing(l, r, to + 1))
+        while (to + 1 < l->count && local_is_missing(l, r, to + 1))
             to++;
         if (at + 32 < len)
             at += (size_t)(to > i ? snprintf(out + at, len - at, "%s%u-%u", at ? ", " : "", i, to)
@@ -284,7 +284,7 @@ int tly_local_late(struct tly_local *l, struct tly_local_late *out)
         while (!posts[out->lowest].call ||
                (posts[out->lowest].flags & TLY_POST_PATIENT && out->lowest < l->me))
             out->lowest++;
-        missing(l, op->meeting, out->ranks, sizeof out->ranks);
+        local_missing(l, op->meeting, out->ranks, sizeof out->ranks);
     }
     pthread_mutex_unlock(&l->lock);
     return any;

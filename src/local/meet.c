@@ -44,7 +44,7 @@ struct meeting {
 };
 
 /* Always -EOPNOTSUPP. */
-__attribute__((format(printf, 2, 3))) static int cannot(struct meeting *m, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static int meet_cannot(struct meeting *m, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -54,17 +54,17 @@ __attribute__((format(printf, 2, 3))) static int cannot(struct meeting *m, const
     return -EOPNOTSUPP;
 }
 
-static int cannot_there(struct meeting *m, uint32_t rank)
+static int meet_cannot_there(struct meeting *m, uint32_t rank)
 {
-    return cannot(m, "rank %u cannot (with TALLY_LOG=debug it says why)", tly_local_number(m->l, rank));
+    return meet_cannot(m, "rank %u cannot (with TALLY_LOG=debug it says why)", tly_local_number(m->l, rank));
 }
 
-static void prove(const struct tly_local *l, const struct greeting *g, uint8_t out[32])
+static void meet_prove(const struct tly_local *l, const struct greeting *g, uint8_t out[32])
 {
     tly_hello_prove(l->config.secret, g, offsetof(struct greeting, proof), out);
 }
 
-static socklen_t name_of(const struct tly_local *l, uint32_t rank, struct sockaddr_un *a)
+static socklen_t meet_name_of(const struct tly_local *l, uint32_t rank, struct sockaddr_un *a)
 {
     memset(a, 0, sizeof *a);
     a->sun_family = AF_UNIX;
@@ -74,13 +74,13 @@ static socklen_t name_of(const struct tly_local *l, uint32_t rank, struct sockad
 }
 
 /* The other end runs as our user. */
-static bool is_ours(int fd, struct ucred *who)
+static bool meet_is_ours(int fd, struct ucred *who)
 {
     socklen_t len = sizeof *who;
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, who, &len) == 0 && who->uid == geteuid();
 }
 
-static int send_greeting(const struct tly_local *l, int to, uint32_t rank, bool able)
+static int meet_send_greeting(const struct tly_local *l, int to, uint32_t rank, bool able)
 {
     struct greeting g = {.magic = MAGIC,
                          .from = l->me,
@@ -92,7 +92,7 @@ static int send_greeting(const struct tly_local *l, int to, uint32_t rank, bool 
     char control[CMSG_SPACE(sizeof(int))] = {0};
     struct iovec iov = {&g, sizeof g};
     struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
-    prove(l, &g, g.proof);
+    meet_prove(l, &g, g.proof);
     if (able) {
         int fd = tly_segment_fd(l->segment);
         m.msg_control = control;
@@ -107,19 +107,19 @@ static int send_greeting(const struct tly_local *l, int to, uint32_t rank, bool 
 }
 
 /* False: it has not even heard that we cannot. */
-static bool greet(struct meeting *m, int to, uint32_t rank)
+static bool meet_greet(struct meeting *m, int to, uint32_t rank)
 {
     struct tly_local *l = m->l;
-    int err = send_greeting(l, to, rank, l->segment != NULL);
+    int err = meet_send_greeting(l, to, rank, l->segment != NULL);
     if (!err)
         return true;
-    cannot(m, "rank %u cannot hand its memory to rank %u: %s", tly_local_number(l, l->me),
-           tly_local_number(l, rank), strerror(-err));
-    return l->segment && send_greeting(l, to, rank, false) == 0;
+    meet_cannot(m, "rank %u cannot hand its memory to rank %u: %s", tly_local_number(l, l->me),
+                tly_local_number(l, rank), strerror(-err));
+    return l->segment && meet_send_greeting(l, to, rank, false) == 0;
 }
 
 /* The one descriptor of a message, or -1; a stranger's others are closed. */
-static int only_descriptor(struct msghdr *m)
+static int meet_only_descriptor(struct msghdr *m)
 {
     int fd = -1;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c))
@@ -133,23 +133,23 @@ static int only_descriptor(struct msghdr *m)
 }
 
 /* Is what it has sent of use to us? */
-static int look_at(struct meeting *m, const struct greeting *g, int fd)
+static int meet_look_at(struct meeting *m, const struct greeting *g, int fd)
 {
     uint32_t number = tly_local_number(m->l, g->from);
     if (!g->able)
-        return cannot_there(m, g->from);
+        return meet_cannot_there(m, g->from);
     if (fd < 0)
-        return cannot(m, "the memory of rank %u cannot be received (ulimit -n?)", number);
+        return meet_cannot(m, "the memory of rank %u cannot be received (ulimit -n?)", number);
     if (g->head != sizeof(struct tly_control))
-        return cannot(m, "rank %u has another build of Tally", number);
+        return meet_cannot(m, "rank %u has another build of Tally", number);
     if (g->bytes < g->head || !tly_segment_is_sound(fd, g->bytes))
-        return cannot(m, "the memory of rank %u may not be there when it is touched", number);
+        return meet_cannot(m, "the memory of rank %u may not be there when it is touched", number);
     return 0;
 }
 
 /* The segment of a rank, of which none has come, mapped; one of `least` to `most`.  -EAGAIN: not yet; -EOPNOTSUPP: it
  * cannot, or we cannot; -EPERM: it is none of these. */
-static int take_greeting(struct meeting *m, int from, uint32_t least, uint32_t most, uint32_t *rank)
+static int meet_take_greeting(struct meeting *m, int from, uint32_t least, uint32_t most, uint32_t *rank)
 {
     struct tly_local *l = m->l;
     struct greeting g;
@@ -162,13 +162,13 @@ static int take_greeting(struct meeting *m, int from, uint32_t least, uint32_t m
     ssize_t n = recvmsg(from, &h, MSG_CMSG_CLOEXEC);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return -EAGAIN;
-    int fd = n < 0 ? -1 : tly_fd_own(only_descriptor(&h));
+    int fd = n < 0 ? -1 : tly_fd_own(meet_only_descriptor(&h));
     int err = -EPERM;
-    if (n == sizeof g && is_ours(from, &who)) {
-        prove(l, &g, proof);
+    if (n == sizeof g && meet_is_ours(from, &who)) {
+        meet_prove(l, &g, proof);
         if (sodium_memcmp(proof, g.proof, sizeof proof) == 0 && g.magic == MAGIC && g.to == l->me &&
             g.from >= least && g.from <= most && !m->met[g.from] && g.job == l->config.job)
-            err = look_at(m, &g, fd);
+            err = meet_look_at(m, &g, fd);
     }
     if (err != -EPERM) {
         *rank = g.from;
@@ -176,7 +176,7 @@ static int take_greeting(struct meeting *m, int from, uint32_t least, uint32_t m
     }
     struct tly_neighbour *at = err ? NULL : &l->at[g.from];
     if (at && tly_segment_map(fd, g.bytes, &at->base) != 0) {
-        err = cannot(m, "%s", tly_error());
+        err = meet_cannot(m, "%s", tly_error());
     } else if (at) {
         at->bytes = g.bytes;
         at->control = (struct tly_control *)at->base;
@@ -187,7 +187,7 @@ static int take_greeting(struct meeting *m, int from, uint32_t least, uint32_t m
     return err;
 }
 
-static int new_socket(void)
+static int meet_new_socket(void)
 {
     struct timeval slice = {.tv_usec = SLICE_MS * 1000};
     int fd = tly_fd_own(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -199,16 +199,16 @@ static int new_socket(void)
 }
 
 /* Until this rank has come: a moment passes. */
-static int go_on(struct meeting *m, int ms, uint32_t rank)
+static int meet_go_on(struct meeting *m, int ms, uint32_t rank)
 {
     if (tly_now() <= m->deadline)
         return m->l->calls->turn(m->l->user, ms);
-    return cannot(m, "rank %u has not come within %g s", tly_local_number(m->l, rank),
-                  m->l->config.patience_ms / 1e3);
+    return meet_cannot(m, "rank %u has not come within %g s", tly_local_number(m->l, rank),
+                       m->l->config.patience_ms / 1e3);
 }
 
 /* The lowest rank above ours that has not knocked. */
-static uint32_t awaited(const struct meeting *m)
+static uint32_t meet_awaited(const struct meeting *m)
 {
     uint32_t rank = m->l->me + 1;
     while (rank < m->l->count && m->met[rank])
@@ -217,7 +217,7 @@ static uint32_t awaited(const struct meeting *m)
 }
 
 /* Our knocks and those of the higher ranks.  Somebody may say that it cannot: m->why. */
-static int exchange(struct meeting *m, int door)
+static int meet_exchange(struct meeting *m, int door)
 {
     struct tly_local *l = m->l;
     int knock[TLY_LOCAL_RANKS], err = 0;
@@ -228,57 +228,59 @@ static int exchange(struct meeting *m, int door)
         knock[i] = -1;
     for (uint32_t i = 0; i < l->me && !err;) {
         struct sockaddr_un a;
-        socklen_t len = name_of(l, i, &a);
+        socklen_t len = meet_name_of(l, i, &a);
         if (knock[i] < 0)
-            knock[i] = new_socket();
+            knock[i] = meet_new_socket();
         if (knock[i] < 0) {
-            err = cannot(m, "cannot make a Unix socket: %s", strerror(errno));
+            err = meet_cannot(m, "cannot make a Unix socket: %s", strerror(errno));
             break;
         }
         if (connect(knock[i], (struct sockaddr *)&a, len) == 0) {
             struct ucred who;
-            bool ours = is_ours(knock[i], &who);
+            bool ours = meet_is_ours(knock[i], &who);
             if (!ours) /* anybody can take the name: a stranger is shown nothing */
-                cannot(m, "another user's process has taken the name of rank %u", tly_local_number(l, i));
-            if (!ours || !greet(m, knock[i], i)) {
+                meet_cannot(m, "another user's process has taken the name of rank %u",
+                            tly_local_number(l, i));
+            if (!ours || !meet_greet(m, knock[i], i)) {
                 tly_fd_close(knock[i]);
                 knock[i] = -1;
             }
             i++;
             continue;
         }
-        err = go_on(m, SLICE_MS, i); /* not there yet */
+        err = meet_go_on(m, SLICE_MS, i); /* not there yet */
     }
-    while (!err && awaited(m) < l->count) {
+    while (!err && meet_awaited(m) < l->count) {
         int fd = tly_fd_own(accept4(door, NULL, NULL, SOCK_CLOEXEC));
         struct ucred who;
         if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
-            int full = cannot(m, "rank %u cannot let rank %u in: %s (ulimit -n)", tly_local_number(l, l->me),
-                              tly_local_number(l, awaited(m)), strerror(errno));
+            int full =
+                meet_cannot(m, "rank %u cannot let rank %u in: %s (ulimit -n)", tly_local_number(l, l->me),
+                            tly_local_number(l, meet_awaited(m)), strerror(errno));
             err = reserve < 0 ? full : 0;
             tly_fd_close(reserve); /* who comes is let in with this one, and hears that we cannot */
             reserve = -1;
             continue;
         }
-        if (fd >= 0 && is_ours(fd, &who)) { /* a stranger's silence is not waited for */
+        if (fd >= 0 && meet_is_ours(fd, &who)) { /* a stranger's silence is not waited for */
             struct timeval patience = {.tv_sec = 1};
             setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-            int got = take_greeting(m, fd, l->me + 1, l->count - 1, &from);
+            int got = meet_take_greeting(m, fd, l->me + 1, l->count - 1, &from);
             if (got == 0 || got == -EOPNOTSUPP)
-                greet(m, fd, from);
+                meet_greet(m, fd, from);
         }
         tly_fd_close(fd);
-        if (awaited(m) < l->count)
-            err = go_on(m, 0, awaited(m));
+        if (meet_awaited(m) < l->count)
+            err = meet_go_on(m, 0, meet_awaited(m));
     }
     for (uint32_t i = 0; i < l->me && !err; i++) {
         int got;
         if (knock[i] < 0)
             continue;
-        while ((got = take_greeting(m, knock[i], i, i, &from)) == -EAGAIN && !err)
-            err = go_on(m, 0, i);
+        while ((got = meet_take_greeting(m, knock[i], i, i, &from)) == -EAGAIN && !err)
+            err = meet_go_on(m, 0, i);
         if (got == -EPERM)
-            cannot(m, "rank %u has not answered as it should", tly_local_number(l, i));
+            meet_cannot(m, "rank %u has not answered as it should", tly_local_number(l, i));
     }
     for (uint32_t i = 0; i < l->me; i++)
         tly_fd_close(knock[i]);
@@ -287,7 +289,7 @@ static int exchange(struct meeting *m, int door)
 }
 
 /* Can we read and write the others' private memory?  Seccomp, Yama and namespaces often forbid it. */
-static bool is_direct(const struct tly_local *l)
+static bool meet_is_direct(const struct tly_local *l)
 {
     for (uint32_t i = 0; i < l->count; i++) {
         uint64_t value = 0;
@@ -305,13 +307,13 @@ static bool is_direct(const struct tly_local *l)
 
 /* All say how they are; the least that one can is what all do.  Who has said that it can must hear the others, or
  * fail: they may go on without it.  All have come this far, or say in their own time that they could not. */
-static int agree(struct meeting *m)
+static int meet_agree(struct meeting *m)
 {
     struct tly_local *l = m->l;
     bool able = !m->why[0];
     int64_t deadline = tly_now() + 2 * l->config.patience_ms * TLY_MS;
     uint32_t all = TLY_ABLE | TLY_DIRECT;
-    uint32_t mine = !able ? TLY_UNABLE : is_direct(l) ? TLY_ABLE | TLY_DIRECT : TLY_ABLE;
+    uint32_t mine = !able ? TLY_UNABLE : meet_is_direct(l) ? TLY_ABLE | TLY_DIRECT : TLY_ABLE;
     if (l->own)
         atomic_store_explicit(&l->own->state, mine, memory_order_release);
     for (uint32_t i = 0; able && i < l->count; i++) {
@@ -328,14 +330,14 @@ static int agree(struct meeting *m)
         all &= state;
         able = !(state & TLY_UNABLE);
         if (!able)
-            cannot_there(m, i);
+            meet_cannot_there(m, i);
     }
     l->direct = all & TLY_DIRECT;
     return able ? 0 : -EOPNOTSUPP;
 }
 
 /* Say which processors this rank may use, before the others look at it. */
-static void describe(struct tly_local *l)
+static void meet_describe(struct tly_local *l)
 {
     cpu_set_t mine;
     CPU_ZERO(&mine);
@@ -350,32 +352,32 @@ int tly_local_meet(struct tly_local *l)
     struct sockaddr_un a;
     struct meeting m = {.l = l, .deadline = tly_now() + l->config.patience_ms * TLY_MS};
     if (tly_segment_create(sizeof(struct tly_control), &l->segment) != 0)
-        cannot(&m, "%s", tly_error());
-    int err, door = new_socket();
-    socklen_t len = name_of(l, l->me, &a);
+        meet_cannot(&m, "%s", tly_error());
+    int err, door = meet_new_socket();
+    socklen_t len = meet_name_of(l, l->me, &a);
     if (l->segment) {
         l->own = (struct tly_control *)tly_segment_base(l->segment);
         randombytes_buf(&l->probe, sizeof l->probe);
         l->own->probe = l->probe;
         l->own->probe_at = (uint64_t)(uintptr_t)&l->probe;
-        describe(l);
+        meet_describe(l);
         l->at[l->me] = (struct tly_neighbour){.control = l->own,
                                               .base = (uint8_t *)l->own,
                                               .bytes = tly_segment_bytes(l->segment),
                                               .pidfd = -1};
         l->scratch = aligned_alloc(TLY_PAGE, (size_t)l->count * TLY_BLOCK);
         if (!l->scratch)
-            cannot(&m, "out of memory");
+            meet_cannot(&m, "out of memory");
         else if (tly_staging_open(l) != 0)
-            cannot(&m, "%s", tly_error());
+            meet_cannot(&m, "%s", tly_error());
     }
     if (door < 0 || bind(door, (struct sockaddr *)&a, len) < 0 || listen(door, TLY_LOCAL_RANKS) < 0)
-        err = cannot(&m, "rank %u cannot listen on a Unix socket: %s", tly_local_number(l, l->me),
-                     strerror(errno));
+        err = meet_cannot(&m, "rank %u cannot listen on a Unix socket: %s", tly_local_number(l, l->me),
+                          strerror(errno));
     else
-        err = exchange(&m, door);
+        err = meet_exchange(&m, door);
     if (!err)
-        err = agree(&m);
+        err = meet_agree(&m);
     else if (l->own) /* whoever has our segment waits for a word */
         atomic_store_explicit(&l->own->state, TLY_UNABLE, memory_order_release);
     tly_fd_close(door);

@@ -76,7 +76,7 @@ static bool pooled_can_step(const struct tly_local *l, const struct tly_round *r
     return pooled_is_left(r, atomic_load_explicit(&r->work->next, memory_order_relaxed));
 }
 
-static bool pooled_take_part(struct tly_round *r, uint32_t *part)
+static bool pooled_take_chunk(struct tly_round *r, uint32_t *part)
 {
     uint64_t v = atomic_load_explicit(&r->work->next, memory_order_relaxed);
     do
@@ -105,7 +105,7 @@ static bool pooled_step(struct tly_local *l, struct tly_round *r, const struct t
         return false;
     /* A rank that gives the round up takes all parts, or sets `failed`, then looks at `working`. */
     atomic_store(&l->own->working, r->posts[r->lead].work + 1u);
-    bool ok = !tly_work_is_given_up(l) && pooled_take_part(r, &part);
+    bool ok = !tly_work_is_given_up(l) && pooled_take_chunk(r, &part);
     if (ok) {
         uint64_t from = (uint64_t)part * r->part_bytes, to = from + r->part_bytes;
         ok = pooled_reduce_range(l, r, from, to < r->op->bytes ? to : r->op->bytes);

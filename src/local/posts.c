@@ -17,7 +17,7 @@
 
 enum { MOST_IDLE = 64 }; /* rounds kept for later */
 
-static uint64_t round_id(uint64_t key, uint32_t round)
+static uint64_t posts_round_id(uint64_t key, uint32_t round)
 {
     uint64_t x = key ^ (round + 1) * 0x9e3779b97f4a7c15ull;
     x ^= x >> 32;
@@ -27,7 +27,7 @@ static uint64_t round_id(uint64_t key, uint32_t round)
 
 struct tly_round *tly_posts_round(struct tly_local *l, uint64_t key, uint32_t number, uint32_t joins)
 {
-    uint64_t id = round_id(key, number);
+    uint64_t id = posts_round_id(key, number);
     struct tly_round *r = tly_map_get(&l->rounds, id);
     if (r)
         return r;
@@ -51,10 +51,10 @@ struct tly_round *tly_posts_round(struct tly_local *l, uint64_t key, uint32_t nu
 
 struct tly_round *tly_posts_find(const struct tly_local *l, uint64_t key, uint32_t number)
 {
-    return tly_map_get(&l->rounds, round_id(key, number));
+    return tly_map_get(&l->rounds, posts_round_id(key, number));
 }
 
-static void drop(struct tly_local *l, struct tly_round *r)
+static void posts_drop(struct tly_local *l, struct tly_round *r)
 {
     tly_map_take(&l->rounds, r->id);
     tly_list_remove(&r->node);
@@ -73,7 +73,7 @@ static void drop(struct tly_local *l, struct tly_round *r)
 }
 
 /* All posts of it have come that ever will. */
-static bool is_complete(const struct tly_local *l, const struct tly_round *r)
+static bool posts_is_complete(const struct tly_local *l, const struct tly_round *r)
 {
     for (uint32_t i = 0; i < l->count && r->arrived < l->count; i++)
         if (!r->posts[i].call && !l->left[i] && !tly_posts_lacks(l, r, i))
@@ -95,7 +95,7 @@ bool tly_posts_all_there(const struct tly_local *l, const struct tly_round *r)
 
 /* The posts differ, or one will never come: then no rank looks at the work entry.  One that is late begins even a round
  * that others have ended meanwhile. */
-static bool nobody_begins(const struct tly_local *l, const struct tly_round *r)
+static bool posts_nobody_begins(const struct tly_local *l, const struct tly_round *r)
 {
     const struct tly_post *own = &r->posts[l->me];
     for (uint32_t i = 0; i < l->count; i++)
@@ -121,11 +121,11 @@ struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r)
         op->borrowed = NULL;
     }
     /* One in which others may still count, or look for what has not come to a good end, is not used again. */
-    if (r->posts[l->me].gen && (op->parts || (r->work ? r->way->is_finished(r) : nobody_begins(l, r))))
+    if (r->posts[l->me].gen && (op->parts || (r->work ? r->way->is_finished(r) : posts_nobody_begins(l, r))))
         l->free_work[l->free_count++] = r->posts[l->me].work;
     r->work = NULL;
-    if (is_complete(l, r))
-        drop(l, r);
+    if (posts_is_complete(l, r))
+        posts_drop(l, r);
     return op;
 }
 
@@ -156,32 +156,34 @@ void tly_posts_finish(struct tly_local *l, struct tly_round *r)
 /* --- a round begins ----------------------------------------------------------------------------- */
 
 /* The ranks' priorities of an operation may differ. */
-static int64_t priority(const struct tly_round *r)
+static int64_t posts_priority(const struct tly_round *r)
 {
     return r->way->in_order ? r->posts[0].first_dim : r->op->priority;
 }
 
-static bool is_before(const struct tly_round *a, const struct tly_round *b)
+static bool posts_is_before(const struct tly_round *a, const struct tly_round *b)
 {
-    return priority(a) != priority(b) ? priority(a) > priority(b) : a->order < b->order;
+    return posts_priority(a) != posts_priority(b)
+               ? posts_priority(a) > posts_priority(b)
+               : a->order < b->order;
 }
 
-static void make_ready(struct tly_local *l, struct tly_round *r)
+static void posts_make_ready(struct tly_local *l, struct tly_round *r)
 {
     struct tly_list *n = l->ready.prev;
-    while (n != &l->ready && is_before(r, tly_list_entry(n, struct tly_round, node)))
+    while (n != &l->ready && posts_is_before(r, tly_list_entry(n, struct tly_round, node)))
         n = n->prev;
     tly_list_append(n->next, &r->node);
 }
 
-static bool in_segment(const struct tly_local *l, uint32_t rank, uint64_t at, uint64_t bytes)
+static bool posts_in_segment(const struct tly_local *l, uint32_t rank, uint64_t at, uint64_t bytes)
 {
     uint64_t all = l->at[rank].bytes;
     return !bytes || (at >= sizeof(struct tly_control) && at <= all && bytes <= all - at);
 }
 
 /* Can what a rank has posted be used?  One that runs wild must not take the others with it. */
-static bool is_sound(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static bool posts_is_sound(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
     const struct tly_local_op *op = r->op;
     const struct tly_post *p = &r->posts[rank], *own = &r->posts[l->me];
@@ -190,15 +192,15 @@ static bool is_sound(const struct tly_local *l, const struct tly_round *r, uint3
         (!op->call->gathered && ((p->flags ^ own->flags) & TLY_POST_EAGER || p->bytes != given)))
         return false;
     return (p->flags & TLY_POST_EAGER) ||
-           (((~p->flags & TLY_POST_POOL_IN) || in_segment(l, rank, p->input, p->bytes)) &&
-            ((~p->flags & TLY_POST_POOL_OUT) || in_segment(l, rank, p->output, op->bytes)));
+           (((~p->flags & TLY_POST_POOL_IN) || posts_in_segment(l, rank, p->input, p->bytes)) &&
+            ((~p->flags & TLY_POST_POOL_OUT) || posts_in_segment(l, rank, p->output, op->bytes)));
 }
 
 /* All posts of the round are there, and the same. */
-static void begin(struct tly_local *l, struct tly_round *r)
+static void posts_begin(struct tly_local *l, struct tly_round *r)
 {
     for (uint32_t i = 0; i < l->count; i++)
-        if (r->posts[i].call && !is_sound(l, r, i)) {
+        if (r->posts[i].call && !posts_is_sound(l, r, i)) {
             char sentence[100];
             snprintf(sentence, sizeof sentence, "rank %u has posted a malformed operation",
                      tly_local_number(l, i));
@@ -210,7 +212,7 @@ static void begin(struct tly_local *l, struct tly_round *r)
     r->moved = r->op->bytes;
     enum tly_begun begun = r->way->begin(l, r);
     if (begun == TLY_BEGUN)
-        make_ready(l, r);
+        posts_make_ready(l, r);
     else if (begun == TLY_BEGUN_ENDED)
         tly_posts_finish(l, r);
 }
@@ -227,8 +229,8 @@ bool tly_posts_no_doubts(const struct tly_local *l)
 void tly_posts_check(struct tly_local *l, struct tly_round *r)
 {
     if (r->over) {
-        if (is_complete(l, r))
-            drop(l, r);
+        if (posts_is_complete(l, r))
+            posts_drop(l, r);
         return;
     }
     if (!r->posted)
@@ -240,7 +242,7 @@ void tly_posts_check(struct tly_local *l, struct tly_round *r)
         tly_posts_hand_back(l, tly_posts_let_go(l, r));
     } else {
         r->way = way;
-        begin(l, r);
+        posts_begin(l, r);
     }
 }
 

@@ -15,8 +15,8 @@
 #include "ops/local.h"
 
 /* `p` is the post at offset `at` of its rank's ring. */
-static bool keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank, const struct tly_post *p,
-                         uint64_t at, uint32_t bytes)
+static bool posts_in_keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank,
+                                  const struct tly_post *p, uint64_t at, uint32_t bytes)
 {
     if (bytes > r->room) {
         uint32_t room = bytes <= 64 ? 64 : bytes <= 512 ? 512 : TLY_EAGER;
@@ -37,7 +37,7 @@ static bool keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank
 }
 
 /* Another rank has posted what this one, which has joined, has not: in a team it is to stand in, else nothing is missed. */
-static void miss(struct tly_local *l, struct tly_round *r, uint32_t rank)
+static void posts_in_miss(struct tly_local *l, struct tly_round *r, uint32_t rank)
 {
     const struct tly_post *p = &r->posts[rank];
     if (!l->config.team) {
@@ -88,7 +88,7 @@ bool tly_posts_take_joined(struct tly_local *l, uint32_t rank)
             continue;
         for (uint32_t k = 0; k < l->count && rank == l->me && !r->posted && r->joins < l->at[rank].joins; k++)
             if (r->posts[k].call)
-                miss(l, r, k);
+                posts_in_miss(l, r, k);
         if (!r->work) /* else it has begun */
             tly_posts_check(l, r);
     }
@@ -100,7 +100,7 @@ bool tly_posts_take_joined(struct tly_local *l, uint32_t rank)
     return true;
 }
 
-static bool read_ring(struct tly_local *l, uint32_t rank)
+static bool posts_in_read_ring(struct tly_local *l, uint32_t rank)
 {
     struct tly_neighbour *n = &l->at[rank];
     uint64_t at = atomic_load_explicit(&n->read, memory_order_relaxed);
@@ -130,7 +130,7 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
             l->calls->broken(l->user, EPROTO, sentence);
             return false;
         }
-        if (!r || !keep_payload(l, r, rank, &p, at, (uint32_t)bytes)) {
+        if (!r || !posts_in_keep_payload(l, r, rank, &p, at, (uint32_t)bytes)) {
             l->calls->broken(l->user, ENOMEM, "out of memory");
             return false;
         }
@@ -140,7 +140,7 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
         r->posts[rank] = p;
         r->arrived++;
         if (l->at[l->me].joins > r->joins && !r->posted)
-            miss(l, r, rank);
+            posts_in_miss(l, r, rank);
         tly_posts_check(l, r);
     } while (tly_post_is_there(n, at));
     tly_posts_say_read(l, rank);
@@ -148,7 +148,7 @@ static bool read_ring(struct tly_local *l, uint32_t rank)
 }
 
 /* A rank that has left will not do its part of it. */
-static bool is_lost(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static bool posts_in_is_lost(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
     if (!l->left[rank] || !r->posts[rank].call)
         return l->left[rank];
@@ -172,7 +172,7 @@ void tly_posts_end_lost(struct tly_local *l)
         struct tly_round *r = op->meeting;
         next = n->next;
         for (uint32_t i = 0; i < l->count; i++)
-            if (is_lost(l, r, i)) {
+            if (posts_in_is_lost(l, r, i)) {
                 char sentence[64];
                 if (!tly_posts_give_up(l, r))
                     return; /* the failure ends it */
@@ -195,7 +195,7 @@ bool tly_posts_read(struct tly_local *l)
     for (uint32_t i = 0; i < count; i++) {
         if (i == l->me)
             continue;
-        any |= read_ring(l, i);
+        any |= posts_in_read_ring(l, i);
         if (left[i] > l->left[i]) {
             l->left[i] = left[i];
             l->lost = lost = true;

@@ -11,27 +11,28 @@
 #include "local/way.h"
 #include "ops/local.h"
 
-static bool posts_gives(const struct tly_local *l, const struct tly_local_op *op)
+static bool posts_out_posts_gives(const struct tly_local *l, const struct tly_local_op *op)
 {
     return !op->mark && tly_gives(op->call->givers, op->root, l->me);
 }
 
-static uint64_t address(const void *p)
+static uint64_t posts_out_address(const void *p)
 {
     return (uint64_t)(uintptr_t)p;
 }
 
 /* Say where a large tensor lies: in the pool, or at an address of this process. */
-static void posts_locate(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
+static void posts_out_posts_locate(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
 {
-    uint64_t in = posts_gives(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
+    uint64_t in = posts_out_posts_gives(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
     uint64_t out = op->call->reduces ? tly_segment_place(l->segment, op->output, op->bytes) : 0;
-    p->input = in ? in : address(op->input);
-    p->output = out ? out : address(op->output);
+    p->input = in ? in : posts_out_address(op->input);
+    p->output = out ? out : posts_out_address(op->output);
     p->flags |= (in ? TLY_POST_POOL_IN : 0) | (out ? TLY_POST_POOL_OUT : 0);
 }
 
-static void book(struct tly_local *l, struct tly_round *r, struct tly_local_op *op, const struct tly_post *p)
+static void posts_out_book(struct tly_local *l, struct tly_round *r, struct tly_local_op *op,
+                           const struct tly_post *p)
 {
     r->op = op;
     op->meeting = r;
@@ -40,7 +41,7 @@ static void book(struct tly_local *l, struct tly_round *r, struct tly_local_op *
 }
 
 /* Our post is out, and began at this place of our ring. */
-static void posted(struct tly_local *l, struct tly_round *r, uint64_t at)
+static void posts_out_posted(struct tly_local *l, struct tly_round *r, uint64_t at)
 {
     r->order = l->me == 0 ? at : r->order;
     r->posted = true;
@@ -53,14 +54,14 @@ static void posted(struct tly_local *l, struct tly_round *r, uint64_t at)
 void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct tly_post *p, uint64_t at)
 {
     struct tly_round *r = tly_posts_round(l, op->key, op->round, l->at[l->me].joins); /* an idle one */
-    book(l, r, op, p);
-    posted(l, r, at);
+    posts_out_book(l, r, op, p);
+    posts_out_posted(l, r, at);
 }
 
 /* False: no room in the ring, or no memory, and the job fails. */
-static bool post(struct tly_local *l, struct tly_local_op *op)
+static bool posts_out_post(struct tly_local *l, struct tly_local_op *op)
 {
-    bool small = op->bytes <= TLY_EAGER && !op->parts, gives = posts_gives(l, op);
+    bool small = op->bytes <= TLY_EAGER && !op->parts, gives = posts_out_posts_gives(l, op);
     uint64_t need = sizeof(struct tly_post) + tly_posts_bytes_behind(small && gives ? op->bytes : 0);
     if (!tly_posts_has_room(l, need + sizeof(struct tly_post)) || (op->parts && !l->free_count))
         return false;
@@ -81,13 +82,13 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
                          .flags = (small ? TLY_POST_EAGER : 0) | (op->mark ? TLY_POST_SERVICE : 0) |
                                   (op->patient ? TLY_POST_PATIENT : 0) | (op->stands_in ? TLY_POST_LATE : 0)};
     if (!small && !op->mark)
-        posts_locate(l, op, &p);
-    book(l, r, op, &p);
+        posts_out_posts_locate(l, op, &p);
+    posts_out_book(l, r, op, &p);
     if (r->way->prepare && !r->way->prepare(l, r))
         r->posts[l->me].flags |= TLY_POST_SERVICE;
     uint64_t at = l->tail;
     tly_posts_show(l, op, &r->posts[l->me]);
-    posted(l, r, at);
+    posts_out_posted(l, r, at);
     return true;
 }
 
@@ -95,7 +96,7 @@ static bool post(struct tly_local *l, struct tly_local_op *op)
 
 /* Nobody begins a round while he knows of a doubt and not of its outcome; so if a post is still missing once ours is said,
  * nobody has begun it, nor will.  False: no room in the ring. */
-static bool take_back(struct tly_local *l, const struct tly_local_op *op)
+static bool posts_out_take_back(struct tly_local *l, const struct tly_local_op *op)
 {
     struct tly_post p = {.key = op->key, .round = op->round, .call = op->number, .flags = TLY_POST_BACK};
     if (!tly_posts_has_room(l, 2 * sizeof p))
@@ -111,22 +112,22 @@ static bool take_back(struct tly_local *l, const struct tly_local_op *op)
     return true;
 }
 
-static void take_back_all(struct tly_local *l)
+static void posts_out_take_back_all(struct tly_local *l)
 {
     l->unwanted = false;
     for (struct tly_list *n = l->ops.next; n != &l->ops && !l->unwanted; n = n->next) {
         const struct tly_local_op *op = tly_list_entry(n, struct tly_local_op, node);
         if (!op->mark || tly_posts_all_there(l, op->meeting))
             continue;
-        l->unwanted = !take_back(l, op); /* again once there is room */
-        n = &l->ops;                     /* from the beginning: others may have ended meanwhile */
+        l->unwanted = !posts_out_take_back(l, op); /* again once there is room */
+        n = &l->ops;                               /* from the beginning: others may have ended meanwhile */
     }
 }
 
 /* --- all of it ---------------------------------------------------------------------------------- */
 
 /* Behind all that this rank has posted.  False: no room in the ring. */
-static bool say_joined(struct tly_local *l)
+static bool posts_out_say_joined(struct tly_local *l)
 {
     static const struct tly_local_op nothing;
     struct tly_post p = {.flags = TLY_POST_JOINED};
@@ -163,7 +164,7 @@ bool tly_posts_send(struct tly_local *l)
     while (!tly_list_empty(&l->backlog) && !full) {
         struct tly_local_op *op = tly_list_entry(l->backlog.next, struct tly_local_op, node);
         tly_list_remove(&op->node);
-        full = !post(l, op);
+        full = !posts_out_post(l, op);
         if (full)
             tly_list_append(l->backlog.next, &op->node); /* back to the front */
         any |= !full;
@@ -171,9 +172,9 @@ bool tly_posts_send(struct tly_local *l)
     if (any && !full && atomic_load_explicit(&l->own->stuck, memory_order_relaxed))
         atomic_store(&l->own->stuck, 0);
     if (l->joining && !l->said && l->own_posts == l->to_post && !full)
-        any |= say_joined(l);
+        any |= posts_out_say_joined(l);
     if (l->unwanted && !full)
-        take_back_all(l);
+        posts_out_take_back_all(l);
     if (any && l->lost)
         tly_posts_end_lost(l);
     return any;

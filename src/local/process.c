@@ -40,7 +40,7 @@ enum tly_life tly_process_life(const char *stat)
 }
 
 /* So much of a file as there is room for.  False: there is none, or it cannot be read (errno). */
-static bool read_text(const char *path, char *out, size_t len)
+static bool process_read_text(const char *path, char *out, size_t len)
 {
     FILE *f = fopen(path, "re");
     if (!f)
@@ -55,21 +55,21 @@ static bool read_text(const char *path, char *out, size_t len)
 }
 
 /* Its number where this /proc was mounted: negative once it has gone, 0 if it cannot be seen there. */
-static int number_of(int pidfd)
+static int process_number_of(int pidfd)
 {
     char path[64], text[1024];
     int pid = 0;
     snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", pidfd);
-    const char *at = read_text(path, text, sizeof text) ? strstr(text, "\nPid:") : NULL;
+    const char *at = process_read_text(path, text, sizeof text) ? strstr(text, "\nPid:") : NULL;
     return at && sscanf(at, " Pid: %d", &pid) == 1 ? pid : 0;
 }
 
 /* Of the thread that is the most alive. */
-static enum tly_life look(int pidfd)
+static enum tly_life process_look(int pidfd)
 {
     char path[300], text[1024];
     enum tly_life life = TLY_DIES;
-    int pid = number_of(pidfd);
+    int pid = process_number_of(pidfd);
     snprintf(path, sizeof path, "/proc/%d/task", pid);
     DIR *all = pid > 0 ? opendir(path) : NULL;
     if (!all)
@@ -79,7 +79,7 @@ static enum tly_life look(int pidfd)
             continue;
         snprintf(path, sizeof path, "/proc/%d/task/%s/stat", pid, one->d_name);
         enum tly_life its = TLY_MAY_LIVE;
-        if (read_text(path, text, sizeof text))
+        if (process_read_text(path, text, sizeof text))
             its = tly_process_life(text);
         else if (errno == ENOENT || errno == ESRCH)
             its = TLY_DIES;
@@ -90,7 +90,7 @@ static enum tly_life look(int pidfd)
 }
 
 /* Signals may go to this thread, if it is the application's. */
-static bool is_gone(int pidfd, int ms)
+static bool process_is_gone(int pidfd, int ms)
 {
     struct pollfd gone = {.fd = pidfd, .events = POLLIN};
     int n;
@@ -101,18 +101,18 @@ static bool is_gone(int pidfd, int ms)
 
 bool tly_process_dies(int pidfd)
 {
-    return look(pidfd) == TLY_DIES || is_gone(pidfd, 0);
+    return process_look(pidfd) == TLY_DIES || process_is_gone(pidfd, 0);
 }
 
 bool tly_process_has_died(int pidfd)
 {
     int64_t patience = tly_now() + DYING_MS * TLY_MS;
     do {
-        enum tly_life life = look(pidfd);
+        enum tly_life life = process_look(pidfd);
         if (life == TLY_DIES)
             return true;
         if (life == TLY_LIVES) /* unless what was seen has its number by now */
-            return is_gone(pidfd, 0);
-    } while (!is_gone(pidfd, LOOK_EVERY_MS) && tly_now() < patience);
-    return is_gone(pidfd, 0);
+            return process_is_gone(pidfd, 0);
+    } while (!process_is_gone(pidfd, LOOK_EVERY_MS) && tly_now() < patience);
+    return process_is_gone(pidfd, 0);
 }

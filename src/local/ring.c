@@ -31,7 +31,7 @@ void tly_posts_say_read(struct tly_local *l, uint32_t rank)
 }
 
 /* Up to where all have read our ring. */
-static uint64_t read_by_all(struct tly_local *l)
+static uint64_t ring_read_by_all(struct tly_local *l)
 {
     uint64_t least = l->tail;
     for (uint32_t i = 0; i < l->count; i++) {
@@ -47,12 +47,12 @@ bool tly_posts_has_room(struct tly_local *l, uint64_t bytes)
 {
     if (l->tail + bytes - l->room <= TLY_RING)
         return true;
-    l->room = read_by_all(l);
+    l->room = ring_read_by_all(l);
     if (l->tail + bytes - l->room <= TLY_RING)
         return true;
     atomic_store(&l->own->stuck, 1);
     atomic_thread_fence(memory_order_seq_cst); /* pairs with that in tly_posts_say_read() */
-    l->room = read_by_all(l);
+    l->room = ring_read_by_all(l);
     if (l->tail + bytes - l->room > TLY_RING) {
         for (uint32_t i = 0; i < l->count; i++) /* even those that wait for nothing */
             if (i != l->me)

@@ -61,19 +61,19 @@ static struct tly_list segments = TLY_LIST_INIT(segments);
 static struct tly_list strays = TLY_LIST_INIT(strays);
 
 /* Another thread may have held it when this process was forked. */
-static void in_child(void)
+static void segment_in_child(void)
 {
     pthread_mutex_init(&lock, NULL);
 }
 
-static void install(void)
+static void segment_install(void)
 {
-    pthread_atfork(NULL, NULL, in_child);
+    pthread_atfork(NULL, NULL, segment_in_child);
 }
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static uint64_t round_up(uint64_t x, uint64_t to)
+static uint64_t segment_round_up(uint64_t x, uint64_t to)
 {
     return (x + to - 1) / to * to;
 }
@@ -117,7 +117,7 @@ void tly_segment_unmap(uint8_t *base, uint64_t bytes)
 }
 
 /* As much as the machine has, or as limits allow: it costs nothing until it is used. */
-static uint64_t wanted_bytes(void)
+static uint64_t segment_wanted_bytes(void)
 {
     uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     struct rlimit file;
@@ -127,7 +127,7 @@ static uint64_t wanted_bytes(void)
     return bytes / HUGE_PAGE * HUGE_PAGE;
 }
 
-static int too_much(uint64_t bytes)
+static int segment_too_much(uint64_t bytes)
 {
     return tly_fail(ENOMEM, "no %llu MB of memory (the machine's, the cgroup's or ulimit's)",
                     (unsigned long long)bytes >> 20);
@@ -135,7 +135,7 @@ static int too_much(uint64_t bytes)
 
 /* Beyond its limit the cgroup has somebody killed; to hear of it one must ask before.  Not each time for a little.
  * Asked for `more`; of the `whole` that the user wants `had` are there. */
-static int ask_cgroup(uint64_t more, uint64_t had, uint64_t whole)
+static int segment_ask_cgroup(uint64_t more, uint64_t had, uint64_t whole)
 {
     static atomic_ullong unasked;
     if (atomic_fetch_add(&unasked, more) + more < UNASKED)
@@ -151,28 +151,28 @@ static int ask_cgroup(uint64_t more, uint64_t had, uint64_t whole)
         MARGIN >> 20);
 }
 
-static int populate_slice(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
+static int segment_populate_slice(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
 {
     if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0)
         return 0;
     if (errno != EINVAL)
-        return too_much(bytes);
+        return segment_too_much(bytes);
     if (fd < 0) /* before Linux 5.14 */
         return 0;
-    return posix_fallocate(fd, at - base, (off_t)bytes) == 0 ? 0 : too_much(bytes);
+    return posix_fallocate(fd, at - base, (off_t)bytes) == 0 ? 0 : segment_too_much(bytes);
 }
 
 /* Have all pages now: one that cannot be had later is a SIGBUS.  Other ranks do the same meanwhile, and all count
  * against the cgroup's limit. */
-static int populate(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
+static int segment_populate(int fd, uint8_t *base, uint8_t *at, uint64_t bytes)
 {
     if (bytes >= HUGE_PAGE)
         madvise(at, bytes, MADV_HUGEPAGE); /* where the machine gives them to shared memory */
     int err = 0;
     for (uint64_t done = 0; done < bytes && !err; done += SLICE) {
         uint64_t slice = bytes - done < SLICE ? bytes - done : SLICE;
-        err = ask_cgroup(slice, done, bytes);
-        err = err ? err : populate_slice(fd, base, at + done, slice);
+        err = segment_ask_cgroup(slice, done, bytes);
+        err = err ? err : segment_populate_slice(fd, base, at + done, slice);
     }
     return err;
 }
@@ -182,14 +182,14 @@ int tly_segment_create(size_t head, struct tly_segment **segment)
     struct tly_segment *s = calloc(1, sizeof *s);
     struct block *all = calloc(1, sizeof *all);
     int err = -ENOMEM;
-    pthread_once(&once, install);
+    pthread_once(&once, segment_install);
     if (s)
         s->fd = -1;
     if (!s || !all) {
         err = tly_fail(ENOMEM, "out of memory");
         goto fail;
     }
-    s->head = round_up(head, HUGE_PAGE);
+    s->head = segment_round_up(head, HUGE_PAGE);
     s->generation = tly_fork_generation();
     s->references = 1;
     s->fd = tly_fd_own(memfd_create("tally", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -197,7 +197,7 @@ int tly_segment_create(size_t head, struct tly_segment **segment)
         err = tly_fail(errno, "cannot make shared memory: %s", strerror(errno));
         goto fail;
     }
-    uint64_t bytes = wanted_bytes();
+    uint64_t bytes = segment_wanted_bytes();
     if (bytes < LEAST_BYTES)
         err = tly_fail(ENOMEM, "a file of %llu MB is not allowed (ulimit -f)", LEAST_BYTES >> 20);
     for (; bytes >= LEAST_BYTES && err; bytes /= 2) {
@@ -212,7 +212,7 @@ int tly_segment_create(size_t head, struct tly_segment **segment)
         tly_segment_unmap(s->base, s->bytes);
     }
     /* Its pages are touched one by one: one that cannot be had then is a SIGBUS. */
-    if (!err && populate(s->fd, s->base, s->base, s->head) != 0) {
+    if (!err && segment_populate(s->fd, s->base, s->base, s->head) != 0) {
         char text[TLY_BYTES_TEXT];
         err = tly_fail(ENOMEM, "no memory for %s that ranks share", tly_bytes_text(s->head, text));
         tly_segment_unmap(s->base, s->bytes);
@@ -277,14 +277,14 @@ uint64_t tly_segment_place(const struct tly_segment *s, const void *p, uint64_t 
 /* --- the pool ------------------------------------------------------------------------------------ */
 
 /* No page stays of it, and what it is read as is zero.  By the file, for locked pages cannot be given back by address. */
-static void wipe(const struct tly_segment *s, uint8_t *at, uint64_t bytes)
+static void segment_wipe(const struct tly_segment *s, uint8_t *at, uint64_t bytes)
 {
     if (fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at - s->base, (off_t)bytes) != 0)
         memset(at, 0, bytes);
 }
 
 /* The first stretch of at least so many bytes, dirty or not, cut to them; lock held.  NULL: none. */
-static struct block *take(struct tly_segment *s, uint64_t bytes, bool dirty)
+static struct block *segment_take(struct tly_segment *s, uint64_t bytes, bool dirty)
 {
     for (struct tly_list *n = s->blocks.next; n != &s->blocks; n = n->next) {
         struct block *b = tly_list_entry(n, struct block, node);
@@ -307,7 +307,7 @@ static struct block *take(struct tly_segment *s, uint64_t bytes, bool dirty)
     return NULL;
 }
 
-static void join_with_next(struct tly_segment *s, struct block *b)
+static void segment_merge_with_next(struct tly_segment *s, struct block *b)
 {
     struct block *next = tly_list_entry(b->node.next, struct block, node);
     if (b->node.next == &s->blocks || b->used || next->used || b->dirty != next->dirty)
@@ -318,26 +318,26 @@ static void join_with_next(struct tly_segment *s, struct block *b)
 }
 
 /* What is free keeps no pages; lock held. */
-static void clean(struct tly_segment *s)
+static void segment_clean(struct tly_segment *s)
 {
     for (struct tly_list *n = s->blocks.next; n != &s->blocks; n = n->next) {
         struct block *b = tly_list_entry(n, struct block, node);
         if (b->used)
             continue;
         if (b->dirty) {
-            wipe(s, b->at, b->bytes);
+            segment_wipe(s, b->at, b->bytes);
             s->dirty -= b->bytes;
         }
         b->dirty = false;
         struct block *before = tly_list_entry(n->prev, struct block, node);
         if (n->prev != &s->blocks && !before->used) {
             n = n->prev; /* which takes it in */
-            join_with_next(s, before);
+            segment_merge_with_next(s, before);
         }
     }
 }
 
-static void give(struct block *b)
+static void segment_give(struct block *b)
 {
     struct tly_segment *s = b->segment;
     pthread_mutex_lock(&lock);
@@ -345,36 +345,36 @@ static void give(struct block *b)
     s->dirty += keep ? b->bytes : 0;
     pthread_mutex_unlock(&lock);
     if (!keep)
-        wipe(s, b->at, b->bytes);
+        segment_wipe(s, b->at, b->bytes);
     pthread_mutex_lock(&lock);
     b->dirty = keep;
     b->used = b->borrowed = false;
-    join_with_next(s, b);
+    segment_merge_with_next(s, b);
     if (b->node.prev != &s->blocks)
-        join_with_next(s, tly_list_entry(b->node.prev, struct block, node));
+        segment_merge_with_next(s, tly_list_entry(b->node.prev, struct block, node));
     pthread_mutex_unlock(&lock);
     tly_segment_unref(s);
 }
 
 /* Is there room for so many pages more, if need be without those that nobody uses? */
-static bool has_room(struct tly_segment *s, uint64_t bytes)
+static bool segment_has_room(struct tly_segment *s, uint64_t bytes)
 {
-    if (ask_cgroup(bytes, 0, bytes) == 0)
+    if (segment_ask_cgroup(bytes, 0, bytes) == 0)
         return true;
     pthread_mutex_lock(&lock);
-    clean(s);
+    segment_clean(s);
     pthread_mutex_unlock(&lock);
-    return ask_cgroup(bytes, 0, bytes) == 0;
+    return segment_ask_cgroup(bytes, 0, bytes) == 0;
 }
 
-static int alloc_shared(struct tly_segment *s, uint64_t bytes, bool borrowed, void **out)
+static int segment_alloc_shared(struct tly_segment *s, uint64_t bytes, bool borrowed, void **out)
 {
     pthread_mutex_lock(&lock);
-    struct block *b = take(s, bytes, borrowed);
-    b = b ? b : take(s, bytes, false);
+    struct block *b = segment_take(s, bytes, borrowed);
+    b = b ? b : segment_take(s, bytes, false);
     if (!b) {
-        clean(s);
-        b = take(s, bytes, false);
+        segment_clean(s);
+        b = segment_take(s, bytes, false);
     }
     if (b)
         b->borrowed = borrowed;
@@ -384,21 +384,22 @@ static int alloc_shared(struct tly_segment *s, uint64_t bytes, bool borrowed, vo
                         (unsigned long long)bytes >> 20, (unsigned long long)s->bytes >> 20);
     int err = 0;
     if (!b->dirty)
-        err = has_room(s, bytes) ? populate(s->fd, s->base, b->at, bytes) : -ENOMEM; /* they say why */
+        err = segment_has_room(s, bytes) ? segment_populate(s->fd, s->base, b->at, bytes)
+                                         : -ENOMEM; /* they say why */
     if (err) {
         b->borrowed = false;
-        give(b);
+        segment_give(b);
         return err;
     }
     *out = b->at;
     return 0;
 }
 
-static int alloc_stray(uint64_t bytes, void **out)
+static int segment_alloc_stray(uint64_t bytes, void **out)
 {
     struct block *b = calloc(1, sizeof *b);
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    int err = !b || p == MAP_FAILED ? too_much(bytes) : populate(-1, p, p, bytes);
+    int err = !b || p == MAP_FAILED ? segment_too_much(bytes) : segment_populate(-1, p, p, bytes);
     if (err) {
         if (p != MAP_FAILED)
             munmap(p, bytes);
@@ -416,23 +417,23 @@ static int alloc_stray(uint64_t bytes, void **out)
 int tly_pool_alloc(struct tly_segment *s, size_t bytes, void **out)
 {
     if (bytes > SIZE_MAX / 2)
-        return too_much(bytes);
-    pthread_once(&once, install);
-    uint64_t whole = round_up(bytes ? bytes : 1, bytes >= HUGE_PAGE ? HUGE_PAGE : TLY_PAGE);
-    if (s && alloc_shared(s, whole, false, out) == 0)
+        return segment_too_much(bytes);
+    pthread_once(&once, segment_install);
+    uint64_t whole = segment_round_up(bytes ? bytes : 1, bytes >= HUGE_PAGE ? HUGE_PAGE : TLY_PAGE);
+    if (s && segment_alloc_shared(s, whole, false, out) == 0)
         return 0;
-    int err = ask_cgroup(bytes, 0, bytes);
+    int err = segment_ask_cgroup(bytes, 0, bytes);
     if (err)
         return err;
-    return alloc_stray(round_up(bytes ? bytes : 1, TLY_PAGE), out);
+    return segment_alloc_stray(segment_round_up(bytes ? bytes : 1, TLY_PAGE), out);
 }
 
 int tly_pool_borrow(struct tly_segment *s, size_t bytes, void **out)
 {
-    return alloc_shared(s, round_up(bytes ? bytes : 1, TLY_PAGE), true, out);
+    return segment_alloc_shared(s, segment_round_up(bytes ? bytes : 1, TLY_PAGE), true, out);
 }
 
-static struct block *find(const struct tly_list *blocks, const void *p)
+static struct block *segment_find(const struct tly_list *blocks, const void *p)
 {
     for (const struct tly_list *n = blocks->next; n != blocks; n = n->next) {
         struct block *b = tly_list_entry(n, struct block, node);
@@ -446,17 +447,17 @@ int tly_pool_free(void *p)
 {
     struct block *stray, *b = NULL;
     pthread_mutex_lock(&lock);
-    stray = find(&strays, p);
+    stray = segment_find(&strays, p);
     if (stray)
         tly_list_remove(&stray->node);
     for (struct tly_list *n = segments.next; n != &segments && !stray && !b; n = n->next) {
         struct tly_segment *s = tly_list_entry(n, struct tly_segment, node);
         if ((uint8_t *)p >= s->base && (uint8_t *)p < s->base + s->bytes)
-            b = s->generation == tly_fork_generation() ? find(&s->blocks, p) : NULL;
+            b = s->generation == tly_fork_generation() ? segment_find(&s->blocks, p) : NULL;
     }
     pthread_mutex_unlock(&lock);
     if (b)
-        give(b);
+        segment_give(b);
     if (stray) {
         munmap(stray->at, stray->bytes);
         free(stray);

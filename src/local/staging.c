@@ -32,20 +32,20 @@ enum {
     MOST_LOOKED_AT = 8, /* rounds at a turn; then only those with a window, and the elected */
 };
 
-static struct tly_work *work_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static struct tly_work *staging_work_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
     return &l->at[rank].control->work[r->posts[rank].work];
 }
 
 /* The first block of a rank; then every n-th.  Of small tensors it is not always the same ranks that sum. */
-static uint32_t first_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static uint32_t staging_first_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
     return (uint32_t)((rank + (r->id >> 32)) % l->count);
 }
 
-static uint32_t owner_of(const struct tly_local *l, const struct tly_round *r, uint32_t block)
+static uint32_t staging_owner_of(const struct tly_local *l, const struct tly_round *r, uint32_t block)
 {
-    return (block % l->count + l->count - first_of(l, r, 0)) % l->count;
+    return (block % l->count + l->count - staging_first_of(l, r, 0)) % l->count;
 }
 
 /* Zeros, for a rank that has joined, are in no window. */
@@ -63,20 +63,20 @@ static bool staging_suits(const struct tly_local *l, const struct tly_round *r, 
 }
 
 /* In blocks. */
-static uint32_t slots(const struct tly_round *r)
+static uint32_t staging_slots(const struct tly_round *r)
 {
     uint32_t most = WINDOW / r->part_bytes;
     return r->parts < most ? r->parts : most;
 }
 
-static uint64_t length_of(const struct tly_round *r, uint32_t block)
+static uint64_t staging_length_of(const struct tly_round *r, uint32_t block)
 {
     uint64_t from = (uint64_t)block * r->part_bytes, left = r->op->bytes - from;
     return left < r->part_bytes ? left : r->part_bytes;
 }
 
 /* How far a rank is; one that uses its entry for something else has ended the round, and it ended well. */
-static uint32_t count_in(uint64_t value, uint32_t gen)
+static uint32_t staging_count_in(uint64_t value, uint32_t gen)
 {
     return (uint32_t)(value >> 32) != gen ? UINT32_MAX : (uint32_t)value == UINT32_MAX ? 0 : (uint32_t)value;
 }
@@ -84,16 +84,16 @@ static uint32_t count_in(uint64_t value, uint32_t gen)
 /* acquire: the blocks are there; seq_cst: pairs with staging_give_up(). */
 static uint32_t staged_by(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
-    return count_in(atomic_load(&work_of(l, r, rank)->next), r->posts[rank].gen);
+    return staging_count_in(atomic_load(&staging_work_of(l, r, rank)->next), r->posts[rank].gen);
 }
 
-static uint32_t summed_by(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static uint32_t staging_summed_by(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
-    return count_in(atomic_load_explicit(&work_of(l, r, rank)->done, memory_order_acquire),
-                    r->posts[rank].gen);
+    return staging_count_in(atomic_load_explicit(&staging_work_of(l, r, rank)->done, memory_order_acquire),
+                            r->posts[rank].gen);
 }
 
-static void cut(const struct tly_local *l, struct tly_round *r)
+static void staging_cut(const struct tly_local *l, struct tly_round *r)
 {
     uint64_t part = (r->op->bytes / l->count + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
     uint64_t most = WINDOW / (2 * l->count) / TLY_PAGE * TLY_PAGE; /* twice round the ranks */
@@ -105,14 +105,14 @@ static void cut(const struct tly_local *l, struct tly_round *r)
 /* --- steps --------------------------------------------------------------------------------------- */
 
 /* The next block that this rank sums; no less than r->parts: there is none. */
-static uint64_t next_sum(const struct tly_local *l, const struct tly_round *r)
+static uint64_t staging_next_sum(const struct tly_local *l, const struct tly_round *r)
 {
-    return (uint64_t)r->summed * l->count + first_of(l, r, l->me);
+    return (uint64_t)r->summed * l->count + staging_first_of(l, r, l->me);
 }
 
-static bool can_sum(const struct tly_local *l, const struct tly_round *r)
+static bool staging_can_sum(const struct tly_local *l, const struct tly_round *r)
 {
-    uint64_t block = next_sum(l, r);
+    uint64_t block = staging_next_sum(l, r);
     if (block >= r->parts)
         return false;
     for (uint32_t i = 0; i < l->count; i++)
@@ -121,7 +121,7 @@ static bool can_sum(const struct tly_local *l, const struct tly_round *r)
     return true;
 }
 
-static uint64_t name_of(const struct tly_round *r)
+static uint64_t staging_name_of(const struct tly_round *r)
 {
     return (uint64_t)r->posts[0].gen << 32 | (r->posts[0].work + 1u);
 }
@@ -129,30 +129,30 @@ static uint64_t name_of(const struct tly_round *r)
 /* Is it the one for which each rank keeps a window? */
 static bool staging_is_elected(const struct tly_local *l, const struct tly_round *r)
 {
-    return atomic_load_explicit(&l->at[0].control->elected, memory_order_relaxed) == name_of(r);
+    return atomic_load_explicit(&l->at[0].control->elected, memory_order_relaxed) == staging_name_of(r);
 }
 
 /* May it have a window? */
-static bool can_open(const struct tly_local *l, const struct tly_round *r, bool first)
+static bool staging_can_open(const struct tly_local *l, const struct tly_round *r, bool first)
 {
     return ((first || l->windows < MOST_WINDOWS) && (!l->no_more || l->window[0].is_free)) ||
            (l->window[1].is_free && staging_is_elected(l, r));
 }
 
-static bool can_put_in(const struct tly_local *l, const struct tly_round *r, bool first)
+static bool staging_can_put_in(const struct tly_local *l, const struct tly_round *r, bool first)
 {
-    return r->staged < r->parts && r->staged < r->copied + slots(r) &&
-           (r->op->borrowed || can_open(l, r, first));
+    return r->staged < r->parts && r->staged < r->copied + staging_slots(r) &&
+           (r->op->borrowed || staging_can_open(l, r, first));
 }
 
-static bool can_take_out(const struct tly_local *l, const struct tly_round *r)
+static bool staging_can_take_out(const struct tly_local *l, const struct tly_round *r)
 {
     if (r->copied == r->parts)
         return false;
-    uint32_t owner = owner_of(l, r, r->copied);
+    uint32_t owner = staging_owner_of(l, r, r->copied);
     if (owner != l->me && r->copied >= r->staged) /* nobody can have summed it, whatever he says */
         return false;
-    return (owner == l->me ? r->summed : summed_by(l, r, owner)) > r->copied / l->count;
+    return (owner == l->me ? r->summed : staging_summed_by(l, r, owner)) > r->copied / l->count;
 }
 
 /* Of many rounds, those far behind cannot get a window soon.  One that has a window is to give it back all the same: the
@@ -167,7 +167,8 @@ static bool staging_can_step(const struct tly_local *l, const struct tly_round *
                              const struct tly_turn *turn)
 {
     return !staging_is_passed_over(l, r, turn) &&
-           (can_sum(l, r) || can_put_in(l, r, turn->in_order == 0) || can_take_out(l, r));
+           (staging_can_sum(l, r) || staging_can_put_in(l, r, turn->in_order == 0) ||
+            staging_can_take_out(l, r));
 }
 
 static bool staging_is_finished(const struct tly_round *r)
@@ -179,9 +180,9 @@ static bool staging_is_finished(const struct tly_round *r)
 static bool staging_is_summed(const struct tly_local *l, const struct tly_round *r)
 {
     for (uint32_t i = 0; i < l->count; i++) {
-        uint32_t first = first_of(l, r, i),
+        uint32_t first = staging_first_of(l, r, i),
                  share = r->parts > first ? (r->parts - first - 1) / l->count + 1 : 0;
-        if ((i == l->me ? r->summed : summed_by(l, r, i)) < share)
+        if ((i == l->me ? r->summed : staging_summed_by(l, r, i)) < share)
             return false;
     }
     return true;
@@ -189,11 +190,11 @@ static bool staging_is_summed(const struct tly_local *l, const struct tly_round 
 
 /* Where in this process a block of a rank's input or output can be read and written, or its sum put; NULL: it says what
  * cannot be. */
-static uint8_t *seen(struct tly_local *l, const struct tly_round *r, uint32_t rank, uint32_t block)
+static uint8_t *staging_seen(struct tly_local *l, const struct tly_round *r, uint32_t rank, uint32_t block)
 {
-    uint64_t window = atomic_load_explicit(&work_of(l, r, rank)->window, memory_order_relaxed);
-    uint64_t place = window + (uint64_t)(block % slots(r)) * r->part_bytes, all = l->at[rank].bytes;
-    uint64_t length = length_of(r, block);
+    uint64_t window = atomic_load_explicit(&staging_work_of(l, r, rank)->window, memory_order_relaxed);
+    uint64_t place = window + (uint64_t)(block % staging_slots(r)) * r->part_bytes, all = l->at[rank].bytes;
+    uint64_t length = staging_length_of(r, block);
     if (window >= sizeof(struct tly_control) && window <= all && place <= all && length <= all - place)
         return l->at[rank].base + place;
     char sentence[100];
@@ -203,11 +204,11 @@ static uint8_t *seen(struct tly_local *l, const struct tly_round *r, uint32_t ra
     return NULL;
 }
 
-static bool sum_block(struct tly_local *l, const struct tly_round *r, uint32_t block)
+static bool staging_sum_block(struct tly_local *l, const struct tly_round *r, uint32_t block)
 {
     const struct tly_local_op *op = r->op;
     struct tly_reduction how = tly_work_how(l, op);
-    uint64_t from = (uint64_t)block * r->part_bytes, len = length_of(r, block);
+    uint64_t from = (uint64_t)block * r->part_bytes, len = staging_length_of(r, block);
     const uint8_t *in[TLY_LOCAL_RANKS];
     uint8_t *out[TLY_LOCAL_RANKS];
     for (uint32_t i = 0; i < l->count; i++) {
@@ -218,7 +219,7 @@ static bool sum_block(struct tly_local *l, const struct tly_round *r, uint32_t b
         } else if (tly_post_is_pooled(p)) {
             in[i] = l->at[i].base + p->input + from;
             out[i] = l->at[i].base + p->output + from;
-        } else if (!(in[i] = out[i] = seen(l, r, i, block))) {
+        } else if (!(in[i] = out[i] = staging_seen(l, r, i, block))) {
             return false;
         }
     }
@@ -237,13 +238,14 @@ static bool sum_block(struct tly_local *l, const struct tly_round *r, uint32_t b
     return true;
 }
 
-static bool sum(struct tly_local *l, struct tly_round *r)
+static bool staging_sum(struct tly_local *l, struct tly_round *r)
 {
-    if (!can_sum(l, r))
+    if (!staging_can_sum(l, r))
         return false;
     /* A rank that gives the round up takes its blocks back, or sets `failed`, then looks at `working`. */
     atomic_store(&l->own->working, r->posts[0].work + 1u);
-    bool ok = !tly_work_is_given_up(l) && can_sum(l, r) && sum_block(l, r, (uint32_t)next_sum(l, r));
+    bool ok = !tly_work_is_given_up(l) && staging_can_sum(l, r) &&
+              staging_sum_block(l, r, (uint32_t)staging_next_sum(l, r));
     atomic_store_explicit(&l->own->working, 0, memory_order_release);
     if (!ok || tly_work_is_given_up(l))
         return false;
@@ -253,7 +255,7 @@ static bool sum(struct tly_local *l, struct tly_round *r)
 }
 
 /* One of those that are there from the start; NULL: it is taken. */
-static void *kept_window(struct tly_local *l, int i)
+static void *staging_kept_window(struct tly_local *l, int i)
 {
     if (!l->window[i].is_free)
         return NULL;
@@ -261,32 +263,32 @@ static void *kept_window(struct tly_local *l, int i)
     return l->window[i].at;
 }
 
-static bool open_window(struct tly_local *l, struct tly_round *r)
+static bool staging_open_window(struct tly_local *l, struct tly_round *r)
 {
     struct tly_local_op *op = r->op;
     if (op->borrowed)
         return true;
-    op->borrowed = kept_window(l, 0);
+    op->borrowed = staging_kept_window(l, 0);
     if (!op->borrowed && !l->no_more &&
-        tly_pool_borrow(l->segment, (uint64_t)slots(r) * r->part_bytes, &op->borrowed) != 0) {
+        tly_pool_borrow(l->segment, (uint64_t)staging_slots(r) * r->part_bytes, &op->borrowed) != 0) {
         op->borrowed = NULL;
         l->no_more = true; /* until one is given back */
     }
     if (!op->borrowed && staging_is_elected(l, r))
-        op->borrowed = kept_window(l, 1);
+        op->borrowed = staging_kept_window(l, 1);
     if (!op->borrowed)
         return false;
     l->windows++;
     uint64_t place = (uint64_t)((uint8_t *)op->borrowed - tly_segment_base(l->segment));
     /* `next` publishes it. */
-    atomic_store_explicit(&work_of(l, r, l->me)->window, place, memory_order_relaxed);
+    atomic_store_explicit(&staging_work_of(l, r, l->me)->window, place, memory_order_relaxed);
     return true;
 }
 
 /* Each rank keeps a window for this one.  NULL: for none. */
 static void staging_elect(struct tly_local *l, const struct tly_round *r)
 {
-    atomic_store_explicit(&l->own->elected, r ? name_of(r) : 0, memory_order_relaxed);
+    atomic_store_explicit(&l->own->elected, r ? staging_name_of(r) : 0, memory_order_relaxed);
     if (r)
         tly_local_tell(l);
 }
@@ -342,29 +344,29 @@ void tly_staging_close(struct tly_local *l)
             tly_pool_free(l->window[i].at);
 }
 
-static bool put_in(struct tly_local *l, struct tly_round *r, bool first)
+static bool staging_put_in(struct tly_local *l, struct tly_round *r, bool first)
 {
-    if (!can_put_in(l, r, first) || !open_window(l, r))
+    if (!staging_can_put_in(l, r, first) || !staging_open_window(l, r))
         return false;
     uint32_t block = r->staged++;
-    if (owner_of(l, r, block) != l->me)
-        memcpy((uint8_t *)r->op->borrowed + (uint64_t)(block % slots(r)) * r->part_bytes,
-               (const uint8_t *)r->op->input + (uint64_t)block * r->part_bytes, length_of(r, block));
-    atomic_store_explicit(&work_of(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | r->staged,
-                          memory_order_release);
+    if (staging_owner_of(l, r, block) != l->me)
+        memcpy((uint8_t *)r->op->borrowed + (uint64_t)(block % staging_slots(r)) * r->part_bytes,
+               (const uint8_t *)r->op->input + (uint64_t)block * r->part_bytes, staging_length_of(r, block));
+    atomic_store_explicit(&staging_work_of(l, r, l->me)->next,
+                          (uint64_t)r->posts[l->me].gen << 32 | r->staged, memory_order_release);
     return true;
 }
 
-static bool take_out(struct tly_local *l, struct tly_round *r)
+static bool staging_take_out(struct tly_local *l, struct tly_round *r)
 {
-    if (!can_take_out(l, r))
+    if (!staging_can_take_out(l, r))
         return false;
     uint32_t block = r->copied;
-    if (owner_of(l, r, block) != l->me && !tly_post_is_pooled(&r->posts[l->me])) {
+    if (staging_owner_of(l, r, block) != l->me && !tly_post_is_pooled(&r->posts[l->me])) {
         assert(r->op->borrowed); /* it has put that block in */
         memcpy((uint8_t *)r->op->output + (uint64_t)block * r->part_bytes,
-               (const uint8_t *)r->op->borrowed + (uint64_t)(block % slots(r)) * r->part_bytes,
-               length_of(r, block));
+               (const uint8_t *)r->op->borrowed + (uint64_t)(block % staging_slots(r)) * r->part_bytes,
+               staging_length_of(r, block));
     }
     r->copied++;
     return true;
@@ -375,16 +377,16 @@ static bool staging_prepare(struct tly_local *l, struct tly_round *r)
 {
     if (!tly_work_take_entry(l, &r->posts[l->me]))
         return false;
-    cut(l, r);
-    while (r->op->bytes <= EARLY && put_in(l, r, false))
+    staging_cut(l, r);
+    while (r->op->bytes <= EARLY && staging_put_in(l, r, false))
         ;
     return true;
 }
 
 static enum tly_begun staging_begin(struct tly_local *l, struct tly_round *r)
 {
-    cut(l, r);
-    r->work = work_of(l, r, l->me);
+    staging_cut(l, r);
+    r->work = staging_work_of(l, r, l->me);
     r->gen = r->posts[l->me].gen;
     if (tly_post_is_pooled(&r->posts[l->me])) {
         r->staged = r->parts;
@@ -400,11 +402,11 @@ static bool staging_step(struct tly_local *l, struct tly_round *r, const struct 
 {
     if (staging_is_passed_over(l, r, turn))
         return false;
-    if (sum(l, r))
+    if (staging_sum(l, r))
         return true;
-    if (!put_in(l, r, turn->in_order == 0))
-        return take_out(l, r);
-    tly_local_tell_one(l, owner_of(l, r, r->staged - 1)); /* the others look for sums */
+    if (!staging_put_in(l, r, turn->in_order == 0))
+        return staging_take_out(l, r);
+    tly_local_tell_one(l, staging_owner_of(l, r, r->staged - 1)); /* the others look for sums */
     return true;
 }
 

@@ -15,7 +15,7 @@ enum {
 };
 
 /* The operation is the engine's from here on. */
-static void take(struct tly_local *l, struct tly_local_op *op)
+static void submit_take(struct tly_local *l, struct tly_local_op *op)
 {
     tly_local_ref(l);
     op->alone = atomic_fetch_add(&l->in_flight, 1) == 0;
@@ -31,7 +31,7 @@ static enum tly_at_once submit_at_once(struct tly_local *l, struct tly_local_op 
     uint64_t at = l->tail;
     enum tly_at_once done = tly_way_at_once(l, op, &p);
     if (done == TLY_AT_ONCE_POSTED) {
-        take(l, op);
+        submit_take(l, op);
         tly_posts_follow(l, op, &p, at);
     }
     pthread_mutex_unlock(&l->lock);
@@ -60,7 +60,7 @@ bool tly_local_submit(struct tly_local *l, struct tly_local_op *op)
     bool looked;
     enum tly_at_once done = submit_at_once(l, op);
     if (done == TLY_AT_ONCE_NOT)
-        take(l, op);
+        submit_take(l, op);
     bool prompt = op->alone && atomic_load_explicit(&l->prompt, memory_order_relaxed);
     const struct tly_errand light = {.light = prompt ? PROMPT : LIGHT};
     if (done != TLY_AT_ONCE_NOT || submit_directly(l, op, &light, prompt)) {

@@ -21,12 +21,12 @@
 enum { BLOCK = 64 << 10 }; /* summed at once: all inputs of it stay in the second cache */
 
 /* Some name of the round that all its ranks know; two rounds of one name only make somebody wait longer. */
-static uint32_t token(const struct tly_round *r)
+static uint32_t team_token(const struct tly_round *r)
 {
     return (uint32_t)(r->id >> 32) | 1;
 }
 
-static struct tly_work *work_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static struct tly_work *team_work_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
 {
     return &l->at[rank].control->work[r->posts[rank].work];
 }
@@ -61,13 +61,13 @@ static bool team_prepare(struct tly_local *l, struct tly_round *r)
     if (!tly_work_take_entry(l, own))
         return false;
     op->sums = tly_work_seen(l, l->me, own->output, own->flags & TLY_POST_POOL_OUT);
-    team_describe(op, work_of(l, r, l->me));
+    team_describe(op, team_work_of(l, r, l->me));
     return true;
 }
 
 static enum tly_begun team_begin(struct tly_local *l, struct tly_round *r)
 {
-    r->work = work_of(l, r, l->me);
+    r->work = team_work_of(l, r, l->me);
     r->gen = r->posts[l->me].gen;
     r->parts = r->op->parts;
     for (uint32_t i = 0; i < l->count; i++)
@@ -78,22 +78,22 @@ static enum tly_begun team_begin(struct tly_local *l, struct tly_round *r)
     return TLY_BEGUN;
 }
 
-static void leave(struct tly_local *l)
+static void team_leave(struct tly_local *l)
 {
     atomic_store_explicit(&l->own->working, 0, memory_order_release);
 }
 
-/* Are all buffers lent?  Then they are until leave(). */
-static bool enter(struct tly_local *l, const struct tly_round *r)
+/* Are all buffers lent?  Then they are until team_leave(). */
+static bool team_enter(struct tly_local *l, const struct tly_round *r)
 {
-    atomic_store(&l->own->working, token(r)); /* pairs with the looks in team_give_up() */
+    atomic_store(&l->own->working, team_token(r)); /* pairs with the looks in team_give_up() */
     for (uint32_t i = 0; i < l->count; i++)
-        if (atomic_load(&work_of(l, r, i)->next) != (uint64_t)r->posts[i].gen << 32) {
-            leave(l);
+        if (atomic_load(&team_work_of(l, r, i)->next) != (uint64_t)r->posts[i].gen << 32) {
+            team_leave(l);
             return false;
         }
-    if (tly_work_is_given_up(l)) { /* pairs with stop_writers() */
-        leave(l);
+    if (tly_work_is_given_up(l)) { /* pairs with local_stop_writers() */
+        team_leave(l);
         return false;
     }
     return true;
@@ -101,19 +101,20 @@ static bool enter(struct tly_local *l, const struct tly_round *r)
 
 static bool team_give_up(struct tly_local *l, const struct tly_round *r)
 {
-    atomic_store(&work_of(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
-    return tly_work_await_others(l, token(r));
+    atomic_store(&team_work_of(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
+    return tly_work_await_others(l, team_token(r));
 }
 
 /* The place of a piece in a rank's output as this process sees it; NULL: it must be written to. */
-static uint8_t *output_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank, uint64_t place)
+static uint8_t *team_output_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank,
+                               uint64_t place)
 {
     const struct tly_post *p = &r->posts[rank];
     return tly_work_seen(l, rank, p->output + place, p->flags & TLY_POST_POOL_OUT);
 }
 
 /* What is summed long before it is sent leaves the caches again, and keeps cores from those whose sums are waited for. */
-static bool may_sum(struct tly_local *l, const struct tly_local_op *op, uint64_t before)
+static bool team_may_sum(struct tly_local *l, const struct tly_local_op *op, uint64_t before)
 {
     if (!op->ahead || before < op->ahead || atomic_load(&l->blocked))
         return true;
@@ -125,7 +126,8 @@ static bool may_sum(struct tly_local *l, const struct tly_local_op *op, uint64_t
 }
 
 /* The division and the second factor are the service's. */
-static bool sum_piece(struct tly_local *l, const struct tly_round *r, const struct tly_local_piece *piece)
+static bool team_sum_piece(struct tly_local *l, const struct tly_round *r,
+                           const struct tly_local_piece *piece)
 {
     const struct tly_local_op *op = r->op;
     struct tly_reduction how = {.dtype = op->dtype,
@@ -153,11 +155,12 @@ static bool sum_piece(struct tly_local *l, const struct tly_round *r, const stru
 }
 
 /* To all others; who counts the last one in a rank's buffers wakes it. */
-static bool spread_piece(struct tly_local *l, const struct tly_round *r, const struct tly_local_piece *piece)
+static bool team_spread_piece(struct tly_local *l, const struct tly_round *r,
+                              const struct tly_local_piece *piece)
 {
     const uint8_t *from = r->op->sums + piece->place;
     for (uint32_t i = 0; i < l->count; i++) {
-        uint8_t *to = output_of(l, r, i, piece->place);
+        uint8_t *to = team_output_of(l, r, i, piece->place);
         if (i == l->me)
             continue;
         if (tly_work_is_given_up(l))
@@ -172,7 +175,7 @@ static bool spread_piece(struct tly_local *l, const struct tly_round *r, const s
     bool last = false;
     for (uint32_t i = 0; i < l->count; i++) {
         /* acq_rel: who sees the last one sees all that came before. */
-        uint64_t v = atomic_fetch_add_explicit(&work_of(l, r, i)->done, 1, memory_order_acq_rel) + 1;
+        uint64_t v = atomic_fetch_add_explicit(&team_work_of(l, r, i)->done, 1, memory_order_acq_rel) + 1;
         last |= (uint32_t)v == r->parts;
     }
     if (last)
@@ -182,10 +185,10 @@ static bool spread_piece(struct tly_local *l, const struct tly_round *r, const s
 
 bool tly_team_spread(struct tly_local *l, struct tly_round *r, const struct tly_local_piece *piece)
 {
-    if (!enter(l, r))
-        return false;                    /* the verdict is on its way to us too */
-    bool ok = spread_piece(l, r, piece); /* if not: who fails is noticed elsewhere */
-    leave(l);
+    if (!team_enter(l, r))
+        return false;                         /* the verdict is on its way to us too */
+    bool ok = team_spread_piece(l, r, piece); /* if not: who fails is noticed elsewhere */
+    team_leave(l);
     return ok;
 }
 
@@ -200,10 +203,10 @@ static bool team_step(struct tly_local *l, struct tly_round *r, const struct tly
         return true;
     }
     struct tly_local_piece *piece = tly_list_entry(next, struct tly_local_piece, node);
-    if (next == &op->pieces || !may_sum(l, op, turn->before) || !enter(l, r))
+    if (next == &op->pieces || !team_may_sum(l, op, turn->before) || !team_enter(l, r))
         return false;
-    bool ok = sum_piece(l, r, piece);
-    leave(l);
+    bool ok = team_sum_piece(l, r, piece);
+    team_leave(l);
     if (ok) {
         tly_list_remove(next);
         piece->ahead = true;

@@ -23,7 +23,7 @@ void tly_local_ring(struct tly_local *l, uint32_t rank, uint32_t whom)
     syscall(SYS_futex, &c->bell, FUTEX_WAKE_BITSET, INT32_MAX, NULL, NULL, whom);
 }
 
-static void wake(struct tly_local *l, uint32_t rank)
+static void wake_rank(struct tly_local *l, uint32_t rank)
 {
     uint32_t whom =
         rank == l->me ? 0 : atomic_load_explicit(&l->at[rank].control->wanted, memory_order_relaxed);
@@ -35,13 +35,13 @@ void tly_local_tell(struct tly_local *l)
 {
     atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t i = 0; i < l->count; i++)
-        wake(l, i);
+        wake_rank(l, i);
 }
 
 void tly_local_tell_one(struct tly_local *l, uint32_t rank)
 {
     atomic_thread_fence(memory_order_seq_cst);
-    wake(l, rank);
+    wake_rank(l, rank);
 }
 
 void tly_local_tell_sleepers(struct tly_local *l)

@@ -61,7 +61,7 @@ void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, con
 
 /* --- other ranks' memory ------------------------------------------------------------------------- */
 
-static bool unreachable(struct tly_local *l, uint32_t rank)
+static bool work_unreachable(struct tly_local *l, uint32_t rank)
 {
     char sentence[160];
     int err = errno;
@@ -82,7 +82,7 @@ bool tly_work_read(struct tly_local *l, uint32_t rank, uint64_t from, void *to, 
         struct iovec mine = {to, len}, theirs = {(void *)(uintptr_t)from, len};
         ssize_t n = process_vm_readv(l->at[rank].pid, &mine, 1, &theirs, 1, 0);
         if (n <= 0)
-            return unreachable(l, rank);
+            return work_unreachable(l, rank);
         to = (uint8_t *)to + n;
         from += (size_t)n;
         len -= (size_t)n;
@@ -99,7 +99,7 @@ bool tly_work_write(struct tly_local *l, uint32_t rank, uint64_t to, const void 
         struct iovec mine = {(void *)(uintptr_t)from, len}, theirs = {(void *)(uintptr_t)to, len};
         ssize_t n = process_vm_writev(l->at[rank].pid, &mine, 1, &theirs, 1, 0);
         if (n <= 0) {
-            ok = unreachable(l, rank);
+            ok = work_unreachable(l, rank);
         } else {
             from = (const uint8_t *)from + n;
             to += (size_t)n;
@@ -119,7 +119,7 @@ uint8_t *tly_work_seen(const struct tly_local *l, uint32_t rank, uint64_t at, bo
 
 bool tly_work_is_given_up(const struct tly_local *l)
 {
-    /* Pairs with the fence in stop_writers(): first it was read; and who says in `working` that he begins, then asks. */
+    /* Pairs with the fence in local_stop_writers(): first it was read; and who says in `working` that he begins, then asks. */
     atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t i = 0; i < l->count; i++)
         if (atomic_load_explicit(&l->at[i].control->failed, memory_order_relaxed))
