@@ -10,12 +10,12 @@
 /* They start the drivers of GPUs, which takes seconds and memory, for what NVML says as well. */
 static const char *const unwanted[] = {"cuda", "nvml", "opencl", "gl", "rsmi", "levelzero"};
 
-static double could_carry(const char *address)
+static double detect_could_carry(const char *address)
 {
     return tly_card_bus_rate_of("/sys/bus/pci/devices", address);
 }
 
-static void ask_cards(struct tly_machine *m)
+static void detect_ask_cards(struct tly_machine *m)
 {
     for (int i = 0; i < m->cards; i++) {
         struct tly_card *c = &m->card[i];
@@ -32,7 +32,7 @@ static void ask_cards(struct tly_machine *m)
 }
 
 /* GPUs that hwloc did not see: the kernel may say where they are. */
-static void ask_nodes(struct tly_machine *m)
+static void detect_ask_nodes(struct tly_machine *m)
 {
     for (int i = 0; i < m->gpus; i++) {
         char path[96];
@@ -63,14 +63,14 @@ int tly_machine_detect(struct tly_machine *m, char *why, size_t size)
     if (hwloc_topology_load(t) != 0 || hwloc_topology_export_xmlbuffer(t, &xml, &length, 0) != 0)
         snprintf(why, size, "hwloc cannot read this machine");
     else /* the length counts the NUL at the end */
-        err = tly_machine_read(xml, strnlen(xml, (size_t)length), could_carry, m, why, size);
+        err = tly_machine_read(xml, strnlen(xml, (size_t)length), detect_could_carry, m, why, size);
     if (xml)
         hwloc_free_xmlbuffer(t, xml);
     hwloc_topology_destroy(t);
     if (err)
         return err;
     tly_machine_nvml(m, "libnvidia-ml.so.1");
-    ask_nodes(m);
-    ask_cards(m);
+    detect_ask_nodes(m);
+    detect_ask_cards(m);
     return 0;
 }

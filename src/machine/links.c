@@ -20,14 +20,14 @@ struct line {
     size_t size;
 };
 
-static int refuse(struct line *l, const char *word, const char *what)
+static int links_refuse(struct line *l, const char *word, const char *what)
 {
     snprintf(l->why, l->size, "\"%s\" %s", word, what);
     return -EINVAL;
 }
 
 /* Bytes/s. */
-static int read_rate(struct line *l, const char *text, struct tly_rate *rate)
+static int links_read_rate(struct line *l, const char *text, struct tly_rate *rate)
 {
     static const char letters[] = "kmgt";
     const char *end = text;
@@ -37,29 +37,29 @@ static int read_rate(struct line *l, const char *text, struct tly_rate *rate)
     for (int i = 0; at && i <= (int)(at - letters); i++)
         x *= 1000;
     if (!good || end[at != NULL] || !(x >= 1e3 && x <= 1e15))
-        return refuse(l, text, "is no rate in bit/s from 1k on, such as 25G");
+        return links_refuse(l, text, "is no rate in bit/s from 1k on, such as 25G");
     *rate = (struct tly_rate){x / 8, TLY_GIVEN};
     return 0;
 }
 
-static int find_gpu(struct line *l, const char *name, int *gpu)
+static int links_find_gpu(struct line *l, const char *name, int *gpu)
 {
     *gpu = tly_machine_gpu(l->m, name);
-    return *gpu < 0 ? refuse(l, name, "is no GPU of this machine") : 0;
+    return *gpu < 0 ? links_refuse(l, name, "is no GPU of this machine") : 0;
 }
 
-static int nvlink(struct line *l)
+static int links_nvlink(struct line *l)
 {
     struct tly_rate rate;
-    int a, b, err = find_gpu(l, l->word[1], &a);
+    int a, b, err = links_find_gpu(l, l->word[1], &a);
     if (!err)
-        err = find_gpu(l, l->word[2], &b);
+        err = links_find_gpu(l, l->word[2], &b);
     if (!err)
-        err = read_rate(l, l->word[3], &rate);
+        err = links_read_rate(l, l->word[3], &rate);
     if (!err && a == b)
-        err = refuse(l, l->word[2], "is linked to itself");
+        err = links_refuse(l, l->word[2], "is linked to itself");
     if (!err && l->m->nvlink[a][b] > 0 && l->m->nvlink_source == TLY_GIVEN)
-        err = refuse(l, l->word[2], "is linked to it already");
+        err = links_refuse(l, l->word[2], "is linked to it already");
     if (err)
         return err;
     if (l->m->nvlink_source != TLY_GIVEN) /* the list takes the place of what was found */
@@ -69,25 +69,25 @@ static int nvlink(struct line *l)
     return 0;
 }
 
-static int nvswitch(struct line *l)
+static int links_nvswitch(struct line *l)
 {
     struct tly_rate rate;
-    int g = 0, err = read_rate(l, l->word[2], &rate);
+    int g = 0, err = links_read_rate(l, l->word[2], &rate);
     bool all = strcmp(l->word[1], "all") == 0;
     if (!err && !all)
-        err = find_gpu(l, l->word[1], &g);
+        err = links_find_gpu(l, l->word[1], &g);
     for (int i = 0; i < l->m->gpus && !err; i++)
         if (all || i == g)
             l->m->gpu[i].nvswitch = rate;
     return err;
 }
 
-static int pcie(struct line *l)
+static int links_pcie(struct line *l)
 {
     struct tly_machine *m = l->m;
     struct tly_rate rate;
     const char *name = l->word[1];
-    int err = read_rate(l, l->word[2], &rate), hits = 0;
+    int err = links_read_rate(l, l->word[2], &rate), hits = 0;
     bool all = strcmp(name, "all") == 0;
     bool gpus = all || strcmp(name, "gpus") == 0, switches = all || strcmp(name, "switches") == 0,
          cards = all || strcmp(name, "cards") == 0;
@@ -103,68 +103,69 @@ static int pcie(struct line *l)
     for (int i = 0; i < m->cards; i++)
         if (cards || i == card)
             m->card[i].link = rate, hits++;
-    return hits || gpus || switches || cards ? 0
-                                             : refuse(l, name, "is no GPU, switch or card of this machine");
+    return hits || gpus || switches || cards
+               ? 0
+               : links_refuse(l, name, "is no GPU, switch or card of this machine");
 }
 
-static int card(struct line *l)
+static int links_card(struct line *l)
 {
     struct tly_rate rate;
     int i = tly_machine_card(l->m, l->word[1]);
     bool all = strcmp(l->word[1], "all") == 0;
     if (i < 0 && !all)
-        return refuse(l, l->word[1], "is no network card of this machine");
-    int err = read_rate(l, l->word[2], &rate);
+        return links_refuse(l, l->word[1], "is no network card of this machine");
+    int err = links_read_rate(l, l->word[2], &rate);
     for (int j = 0; j < l->m->cards && !err; j++)
         if (all || j == i)
             l->m->card[j].rate = rate;
     return err;
 }
 
-static int memory(struct line *l)
+static int links_memory(struct line *l)
 {
     struct tly_rate rate;
     double number = -1;
     const char *end = l->word[1];
     bool all = strcmp(end, "all") == 0, hit = all;
-    int err = read_rate(l, l->word[2], &rate);
+    int err = links_read_rate(l, l->word[2], &rate);
     if (!err && !all && (!tly_digits(&end, false, &number) || *end))
-        err = refuse(l, l->word[1], "is no number of a NUMA node");
+        err = links_refuse(l, l->word[1], "is no number of a NUMA node");
     for (int i = 0; i < l->m->nodes && !err; i++)
         if (all || l->m->node[i].number == number) {
             l->m->node[i].bandwidth = rate;
             hit = true;
         }
-    return err || hit ? err : refuse(l, l->word[1], "is no NUMA node of this machine");
+    return err || hit ? err : links_refuse(l, l->word[1], "is no NUMA node of this machine");
 }
 
-static int slices(struct line *l)
+static int links_slices(struct line *l)
 {
     double n = 0;
     const char *end = l->word[2];
-    int g, err = find_gpu(l, l->word[1], &g);
+    int g, err = links_find_gpu(l, l->word[1], &g);
     if (!err && (!tly_digits(&end, false, &n) || *end || n < 1 || n > 8))
-        err = refuse(l, l->word[2], "is no number of slices from 1 to 8");
+        err = links_refuse(l, l->word[2], "is no number of slices from 1 to 8");
     if (!err)
         l->m->gpu[g].slices = (int)n;
     return err;
 }
 
-static int between_nodes(struct line *l)
+static int links_between_nodes(struct line *l)
 {
-    return read_rate(l, l->word[1], &l->m->socket);
+    return links_read_rate(l, l->word[1], &l->m->socket);
 }
 
-static int across(struct line *l)
+static int links_across(struct line *l)
 {
-    return read_rate(l, l->word[1], &l->m->across);
+    return links_read_rate(l, l->word[1], &l->m->across);
 }
 
-static int peers(struct line *l)
+static int links_peers(struct line *l)
 {
     bool off = strcmp(l->word[1], "off") == 0;
     if (!off && strcmp(l->word[1], "on") != 0)
-        return refuse(l, l->word[1], "is neither on nor off");
+        return links_refuse(l, l->word[1], "is neither on nor off");
     l->m->peers_off = off;
     return 0;
 }
@@ -174,24 +175,24 @@ static const struct {
     int words;
     int (*take)(struct line *);
 } kinds[] = {
-    {"nvlink", "nvlink GPU GPU RATE", 4, nvlink},
-    {"nvswitch", "nvswitch GPU|all RATE", 3, nvswitch},
-    {"pcie", "pcie NAME|gpus|switches|cards|all RATE", 3, pcie},
-    {"card", "card NAME|all RATE", 3, card},
-    {"memory", "memory NODE|all RATE", 3, memory},
-    {"slices", "slices GPU COUNT", 3, slices},
-    {"socket", "socket RATE", 2, between_nodes},
-    {"across", "across RATE", 2, across},
-    {"peers", "peers on|off", 2, peers},
+    {"nvlink", "nvlink GPU GPU RATE", 4, links_nvlink},
+    {"nvswitch", "nvswitch GPU|all RATE", 3, links_nvswitch},
+    {"pcie", "pcie NAME|gpus|switches|cards|all RATE", 3, links_pcie},
+    {"card", "card NAME|all RATE", 3, links_card},
+    {"memory", "memory NODE|all RATE", 3, links_memory},
+    {"slices", "slices GPU COUNT", 3, links_slices},
+    {"socket", "socket RATE", 2, links_between_nodes},
+    {"across", "across RATE", 2, links_across},
+    {"peers", "peers on|off", 2, links_peers},
 };
 
-static int take_line(struct line *l, char *text)
+static int links_take_line(struct line *l, char *text)
 {
     char *save = NULL;
     text[strcspn(text, "#")] = '\0';
     for (char *w = strtok_r(text, " \t\r", &save); w; w = strtok_r(NULL, " \t\r", &save)) {
         if (l->words == MAX_WORDS)
-            return refuse(l, w, "is a word too many");
+            return links_refuse(l, w, "is a word too many");
         l->word[l->words++] = w;
     }
     if (!l->words)
@@ -203,8 +204,8 @@ static int take_line(struct line *l, char *text)
             snprintf(l->why, l->size, "this line should be \"%s\"", kinds[i].form);
             return -EINVAL;
         }
-    return refuse(l, l->word[0],
-                  "is none of nvlink, nvswitch, pcie, card, memory, slices, socket, across, peers");
+    return links_refuse(l, l->word[0],
+                        "is none of nvlink, nvswitch, pcie, card, memory, slices, socket, across, peers");
 }
 
 int tly_machine_links(const char *text, size_t length, struct tly_machine *m, char *why, size_t size)
@@ -224,7 +225,7 @@ int tly_machine_links(const char *text, size_t length, struct tly_machine *m, ch
             copy[n] = '\0';
             for (char *c = copy; *c; c++)
                 *c = *c == '\t' || *c == '\r' || (*c >= ' ' && *c <= '~') ? *c : '?';
-            err = take_line(&l, copy);
+            err = links_take_line(&l, copy);
         }
         if (err)
             snprintf(why, size, "line %d: %s", number, sentence);

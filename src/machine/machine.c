@@ -52,7 +52,7 @@ int tly_machine_card(const struct tly_machine *m, const char *name)
 /* --- slices ------------------------------------------------------------------------------------------------- */
 
 /* NVLinks of GPU g go, as slices have none, and those behind it are by `more` further on. */
-static void move_links(struct tly_machine *m, int g, int more)
+static void machine_move_links(struct tly_machine *m, int g, int more)
 {
     double old[TLY_MAX_GPUS][TLY_MAX_GPUS];
     memcpy(old, m->nvlink, sizeof old);
@@ -64,7 +64,7 @@ static void move_links(struct tly_machine *m, int g, int more)
 }
 
 /* The slices of one GPU take its place; further GPUs move up, with what is known of them. */
-static int cut_gpu(struct tly_machine *m, int g, char *why, size_t size)
+static int machine_cut_gpu(struct tly_machine *m, int g, char *why, size_t size)
 {
     struct tly_gpu whole = m->gpu[g];
     int more = whole.slices - 1;
@@ -75,7 +75,7 @@ static int cut_gpu(struct tly_machine *m, int g, char *why, size_t size)
     struct tly_switch *s = &m->sw[m->switches];
     *s = (struct tly_switch){.parent = whole.parent, .node = whole.node, .gpu = true, .up = whole.link};
     memcpy(s->address, whole.address, sizeof s->address);
-    move_links(m, g, more);
+    machine_move_links(m, g, more);
     memmove(&m->gpu[g + 1 + more], &m->gpu[g + 1], (size_t)(m->gpus - g - 1) * sizeof *m->gpu);
     m->gpus += more;
     for (int i = g; i <= g + more; i++) {
@@ -90,7 +90,7 @@ static int cut_gpu(struct tly_machine *m, int g, char *why, size_t size)
     return 0;
 }
 
-static void set_peers(struct tly_machine *m)
+static void machine_set_peers(struct tly_machine *m)
 {
     for (int i = 0; i < m->gpus; i++) {
         m->gpu[i].peers = 0;
@@ -102,7 +102,7 @@ static void set_peers(struct tly_machine *m)
 
 /* --- guesses ------------------------------------------------------------------------------------------------ */
 
-static void guess_nodes(struct tly_machine *m)
+static void machine_guess_nodes(struct tly_machine *m)
 {
     int lost = 0;
     if (!m->nodes)
@@ -128,7 +128,7 @@ static void guess_nodes(struct tly_machine *m)
 }
 
 /* The fastest of those that are known, or what is usual. */
-static double usual(const struct tly_machine *m)
+static double machine_usual(const struct tly_machine *m)
 {
     double best = 0;
     for (int i = 0; i < m->gpus; i++)
@@ -137,7 +137,7 @@ static double usual(const struct tly_machine *m)
     return best > 0 ? best : PCIE_GUESS;
 }
 
-static int guess_rate(struct tly_rate *r, double rate)
+static int machine_guess_rate(struct tly_rate *r, double rate)
 {
     if (r->bytes > 0)
         return 0;
@@ -145,23 +145,23 @@ static int guess_rate(struct tly_rate *r, double rate)
     return 1;
 }
 
-static void guess_links(struct tly_machine *m)
+static void machine_guess_links(struct tly_machine *m)
 {
-    double rate = usual(m);
+    double rate = machine_usual(m);
     int guessed = 0, slow = 0;
     bool found = false;
     for (int i = 0; i < m->gpus; i++) {
         if (m->gpu[i].slice < 0)
-            guessed += guess_rate(&m->gpu[i].link, rate);
+            guessed += machine_guess_rate(&m->gpu[i].link, rate);
         found |= m->gpu[i].link.source == TLY_FOUND;
         slow += m->gpu[i].link.source == TLY_FOUND && m->gpu[i].link.bytes < SLOWED_DOWN;
     }
     for (int i = 0; i < m->switches && m->gpus; i++) {
         found |= m->sw[i].up.source == TLY_FOUND;
-        guessed += guess_rate(&m->sw[i].up, rate);
+        guessed += machine_guess_rate(&m->sw[i].up, rate);
     }
     for (int i = 0; i < m->cards && m->gpus; i++)
-        guessed += guess_rate(&m->card[i].link, rate);
+        guessed += machine_guess_rate(&m->card[i].link, rate);
     if (guessed)
         tly_machine_note(m, "%d PCIe links do not say their speed: %.0f Gbit/s is guessed", guessed,
                          rate * 8e-9);
@@ -175,7 +175,7 @@ static void guess_links(struct tly_machine *m)
                          100 * TLY_PCIE_SHARE);
 }
 
-static void guess_cards(struct tly_machine *m)
+static void machine_guess_cards(struct tly_machine *m)
 {
     double fastest = 0;
     for (int i = 0; i < m->cards; i++)
@@ -195,16 +195,16 @@ static void guess_cards(struct tly_machine *m)
     }
 }
 
-static void guess_between(struct tly_machine *m)
+static void machine_guess_between(struct tly_machine *m)
 {
     double least = 0;
     for (int i = 0; i < m->gpus; i++)
         if (m->gpu[i].slice < 0 && (least <= 0 || m->gpu[i].link.bytes < least))
             least = m->gpu[i].link.bytes;
-    if (guess_rate(&m->socket, SOCKET_GUESS) && m->nodes > 1 && m->gpus)
+    if (machine_guess_rate(&m->socket, SOCKET_GUESS) && m->nodes > 1 && m->gpus)
         tly_machine_note(m, "what the way between NUMA nodes carries is not known: %.0f Gbit/s is guessed",
                          m->socket.bytes * 8e-9);
-    if (least > 0 && guess_rate(&m->across, least * TLY_ACROSS_SHARE) && m->gpus > 1)
+    if (least > 0 && machine_guess_rate(&m->across, least * TLY_ACROSS_SHARE) && m->gpus > 1)
         tly_machine_note(m,
                          "copies from GPU to GPU that leave their PCIe switch are taken to be as much slower "
                          "as BytePS measured: %.0f Gbit/s",
@@ -215,16 +215,16 @@ int tly_machine_finish(struct tly_machine *m, char *why, size_t size)
 {
     for (int i = 0; i < m->gpus; i++)
         if (m->gpu[i].slices > 0) {
-            int slices = m->gpu[i].slices, err = cut_gpu(m, i, why, size);
+            int slices = m->gpu[i].slices, err = machine_cut_gpu(m, i, why, size);
             if (err)
                 return err;
             i += slices - 1;
         }
-    set_peers(m);
-    guess_nodes(m);
-    guess_links(m);
-    guess_cards(m);
-    guess_between(m);
+    machine_set_peers(m);
+    machine_guess_nodes(m);
+    machine_guess_links(m);
+    machine_guess_cards(m);
+    machine_guess_between(m);
     bool linked = false, flat = m->gpus > 1 && m->switches == 0;
     for (int i = 0; i < m->gpus; i++) {
         linked |= m->gpu[i].nvswitch.bytes > 0;

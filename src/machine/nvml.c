@@ -68,48 +68,48 @@ struct nvml {
 };
 
 /* dlsym gives a pointer to an object, POSIX lets it be one to a function. */
-static void find(struct nvml *n, const char *name, void *function)
+static void nvml_find(struct nvml *n, const char *name, void *function)
 {
     void *found = dlsym(n->library, name);
     memcpy(function, &found, sizeof found);
 }
 
-static bool load(struct nvml *n, const char *library)
+static bool nvml_load(struct nvml *n, const char *library)
 {
     n->library = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     if (!n->library)
         return false;
-    find(n, "nvmlInit_v2", &n->start);
-    find(n, "nvmlShutdown", &n->stop);
-    find(n, "nvmlErrorString", &n->text);
-    find(n, "nvmlDeviceGetCount_v2", &n->count);
-    find(n, "nvmlDeviceGetHandleByIndex_v2", &n->open);
-    find(n, "nvmlDeviceGetPciInfo_v3", &n->pci);
-    find(n, "nvmlDeviceGetName", &n->name);
-    find(n, "nvmlDeviceGetMemoryInfo", &n->memory);
-    find(n, "nvmlDeviceGetMigMode", &n->mig_mode);
-    find(n, "nvmlDeviceGetMigDeviceHandleByIndex", &n->slice);
-    find(n, "nvmlDeviceGetNvLinkState", &n->link_state);
-    find(n, "nvmlDeviceGetNvLinkRemotePciInfo_v2", &n->link_remote);
-    find(n, "nvmlDeviceGetNvLinkRemoteDeviceType", &n->link_remote_type);
-    find(n, "nvmlDeviceGetFieldValues", &n->fields);
-    find(n, "nvmlDeviceGetP2PStatus", &n->peers);
+    nvml_find(n, "nvmlInit_v2", &n->start);
+    nvml_find(n, "nvmlShutdown", &n->stop);
+    nvml_find(n, "nvmlErrorString", &n->text);
+    nvml_find(n, "nvmlDeviceGetCount_v2", &n->count);
+    nvml_find(n, "nvmlDeviceGetHandleByIndex_v2", &n->open);
+    nvml_find(n, "nvmlDeviceGetPciInfo_v3", &n->pci);
+    nvml_find(n, "nvmlDeviceGetName", &n->name);
+    nvml_find(n, "nvmlDeviceGetMemoryInfo", &n->memory);
+    nvml_find(n, "nvmlDeviceGetMigMode", &n->mig_mode);
+    nvml_find(n, "nvmlDeviceGetMigDeviceHandleByIndex", &n->slice);
+    nvml_find(n, "nvmlDeviceGetNvLinkState", &n->link_state);
+    nvml_find(n, "nvmlDeviceGetNvLinkRemotePciInfo_v2", &n->link_remote);
+    nvml_find(n, "nvmlDeviceGetNvLinkRemoteDeviceType", &n->link_remote_type);
+    nvml_find(n, "nvmlDeviceGetFieldValues", &n->fields);
+    nvml_find(n, "nvmlDeviceGetP2PStatus", &n->peers);
     return true;
 }
 
-static const char *sentence(const struct nvml *n, int err)
+static const char *nvml_sentence(const struct nvml *n, int err)
 {
     const char *text = n->text ? n->text(err) : NULL;
     return text ? text : "no reason given";
 }
 
-static void address_of(const struct pci_info *p, char address[24])
+static void nvml_address_of(const struct pci_info *p, char address[24])
 {
     snprintf(address, 24, "%04x:%02x:%02x.0", p->domain, p->bus & 0xff, p->device & 0x1f);
 }
 
 /* Text from outside, for terminals and files. */
-static void copy_text(char *to, size_t size, const char *from)
+static void nvml_copy_text(char *to, size_t size, const char *from)
 {
     size_t n = 0;
     for (; n + 1 < size && from[n]; n++)
@@ -118,10 +118,10 @@ static void copy_text(char *to, size_t size, const char *from)
 }
 
 /* The GPU in the machine; one that the bus does not show, as in some containers, is added.  -1: there is no room. */
-static int place(struct tly_machine *m, const struct pci_info *p)
+static int nvml_place(struct tly_machine *m, const struct pci_info *p)
 {
     char address[24];
-    address_of(p, address);
+    nvml_address_of(p, address);
     int g = tly_machine_gpu(m, address);
     if (g >= 0 || m->gpus == TLY_MAX_GPUS)
         return g;
@@ -131,7 +131,7 @@ static int place(struct tly_machine *m, const struct pci_info *p)
     return m->gpus++;
 }
 
-static int take_device(struct nvml *n, struct tly_machine *m, unsigned i)
+static int nvml_take_device(struct nvml *n, struct tly_machine *m, unsigned i)
 {
     struct pci_info pci = {0};
     struct memory_info memory = {0};
@@ -142,11 +142,11 @@ static int take_device(struct nvml *n, struct tly_machine *m, unsigned i)
         err = n->pci(n->device[i], &pci);
     if (err)
         return err;
-    int g = n->gpu[i] = place(m, &pci);
+    int g = n->gpu[i] = nvml_place(m, &pci);
     if (g < 0)
         return 0;
     if (n->name && n->name(n->device[i], name, sizeof name) == 0)
-        copy_text(m->gpu[g].name, sizeof m->gpu[g].name, name);
+        nvml_copy_text(m->gpu[g].name, sizeof m->gpu[g].name, name);
     if (n->memory && n->memory(n->device[i], &memory) == 0)
         m->gpu[g].memory = memory.total;
     if (!n->mig_mode || !n->slice || n->mig_mode(n->device[i], &mode, &pending) != 0 || mode != 1)
@@ -161,7 +161,7 @@ static int take_device(struct nvml *n, struct tly_machine *m, unsigned i)
     return 0;
 }
 
-static double link_rate(const struct nvml *n, unsigned i, bool *guessed)
+static double nvml_link_rate(const struct nvml *n, unsigned i, bool *guessed)
 {
     struct field_value f = {.field = SPEED_MBYTES};
     bool known = n->fields && n->fields(n->device[i], 1, &f) == 0 && f.result == 0 && f.value.small > 0 &&
@@ -171,7 +171,7 @@ static double link_rate(const struct nvml *n, unsigned i, bool *guessed)
 }
 
 /* One link of one GPU. */
-static int take_link(struct nvml *n, struct tly_machine *m, unsigned i, unsigned link, double rate)
+static int nvml_take_link(struct nvml *n, struct tly_machine *m, unsigned i, unsigned link, double rate)
 {
     struct pci_info remote = {0};
     char address[24];
@@ -186,7 +186,7 @@ static int take_link(struct nvml *n, struct tly_machine *m, unsigned i, unsigned
     err = n->link_remote ? n->link_remote(n->device[i], link, &remote) : NOT_SUPPORTED;
     if (err)
         return err;
-    address_of(&remote, address);
+    nvml_address_of(&remote, address);
     int other = tly_machine_gpu(m, address);
     if (other >= 0 && other != g)
         m->nvlink[g][other] += rate;
@@ -197,7 +197,7 @@ static int take_link(struct nvml *n, struct tly_machine *m, unsigned i, unsigned
     return 0;
 }
 
-static int take_links(struct nvml *n, struct tly_machine *m, unsigned i, bool *guessed)
+static int nvml_take_links(struct nvml *n, struct tly_machine *m, unsigned i, bool *guessed)
 {
     double rate = 0;
     for (unsigned link = 0; n->link_state && link < MOST_LINKS; link++) {
@@ -207,8 +207,8 @@ static int take_links(struct nvml *n, struct tly_machine *m, unsigned i, bool *g
             return 0;
         if (!err && active) {
             if (rate <= 0)
-                rate = link_rate(n, i, guessed);
-            err = take_link(n, m, i, link, rate);
+                rate = nvml_link_rate(n, i, guessed);
+            err = nvml_take_link(n, m, i, link, rate);
         }
         if (err)
             return err;
@@ -217,7 +217,7 @@ static int take_links(struct nvml *n, struct tly_machine *m, unsigned i, bool *g
 }
 
 /* A link that only one end has told of carries both ways. */
-static void both_ways(struct tly_machine *m)
+static void nvml_both_ways(struct tly_machine *m)
 {
     for (int a = 0; a < m->gpus; a++)
         for (int b = 0; b < a; b++) {
@@ -229,7 +229,7 @@ static void both_ways(struct tly_machine *m)
 }
 
 /* Cards for desks do not copy to one another, nor do GPUs that a virtual machine was given. */
-static void take_peers(struct nvml *n, struct tly_machine *m)
+static void nvml_take_peers(struct nvml *n, struct tly_machine *m)
 {
     for (unsigned i = 0; n->peers && i < n->devices && !m->peers_off; i++)
         for (unsigned j = 0; j < i; j++) {
@@ -244,12 +244,12 @@ static void take_peers(struct nvml *n, struct tly_machine *m)
         }
 }
 
-static void ask(struct nvml *n, struct tly_machine *m)
+static void nvml_ask(struct nvml *n, struct tly_machine *m)
 {
     bool guessed = false;
     int err = n->count(&n->devices);
     if (err) {
-        tly_machine_note(m, "NVML does not say how many GPUs there are: %s", sentence(n, err));
+        tly_machine_note(m, "NVML does not say how many GPUs there are: %s", nvml_sentence(n, err));
         return;
     }
     if (n->devices > TLY_MAX_GPUS) {
@@ -257,31 +257,31 @@ static void ask(struct nvml *n, struct tly_machine *m)
         n->devices = TLY_MAX_GPUS;
     }
     for (unsigned i = 0; i < n->devices; i++) {
-        err = take_device(n, m, i);
+        err = nvml_take_device(n, m, i);
         if (err) {
             tly_machine_note(
                 m, "NVML fails at GPU %u: %s; what it has to say of this and further ones is missing", i,
-                sentence(n, err));
+                nvml_sentence(n, err));
             n->devices = i;
         }
     }
     for (unsigned i = 0; i < n->devices; i++) {
-        err = n->gpu[i] >= 0 ? take_links(n, m, i, &guessed) : 0;
+        err = n->gpu[i] >= 0 ? nvml_take_links(n, m, i, &guessed) : 0;
         if (err)
             tly_machine_note(m, "NVML fails at the NVLinks of GPU %u: %s; some of them are missing", i,
-                             sentence(n, err));
+                             nvml_sentence(n, err));
     }
     if (guessed)
         tly_machine_note(m, "NVML does not say what an NVLink carries: %.0f Gbit/s is guessed",
                          LINK_GUESS * 8e-9);
-    both_ways(m);
-    take_peers(n, m);
+    nvml_both_ways(m);
+    nvml_take_peers(n, m);
 }
 
 void tly_machine_nvml(struct tly_machine *m, const char *library)
 {
     struct nvml n = {0};
-    if (!load(&n, library)) {
+    if (!nvml_load(&n, library)) {
         if (m->gpus)
             tly_machine_note(m, "there is no %s: NVLinks and slices of GPUs are not known", library);
         return;
@@ -293,9 +293,9 @@ void tly_machine_nvml(struct tly_machine *m, const char *library)
         int err = n.start();
         if (err)
             tly_machine_note(m, "NVML does not start: %s; NVLinks and slices of GPUs are not known",
-                             sentence(&n, err));
+                             nvml_sentence(&n, err));
         else {
-            ask(&n, m);
+            nvml_ask(&n, m);
             n.stop();
         }
     }

@@ -46,7 +46,7 @@ struct reading {
     size_t size;
 };
 
-static int refuse(struct reading *r, int err, const char *what, const char *of)
+static int reading_refuse(struct reading *r, int err, const char *what, const char *of)
 {
     snprintf(r->why, r->size, "%s%s", what, of);
     return err;
@@ -54,7 +54,7 @@ static int refuse(struct reading *r, int err, const char *what, const char *of)
 
 /* --- numbers ------------------------------------------------------------------------------------------------ */
 
-static uint64_t whole(const char *text)
+static uint64_t reading_whole(const char *text)
 {
     char *end;
     if (!isdigit((unsigned char)*text))
@@ -65,7 +65,7 @@ static uint64_t whole(const char *text)
 }
 
 /* A rate with a point, of hwloc's: GB/s.  -1: no number, or none that a link could have. */
-static double decimal(const char *text)
+static double reading_decimal(const char *text)
 {
     double whole_part = 0, step = 1;
     const char *p = text;
@@ -80,7 +80,7 @@ static double decimal(const char *text)
 }
 
 /* DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, as hwloc writes it. */
-static bool good_address(const char *text)
+static bool reading_good_address(const char *text)
 {
     unsigned domain, bus, device, function;
     int n = 0;
@@ -90,7 +90,7 @@ static bool good_address(const char *text)
 
 /* --- objects ------------------------------------------------------------------------------------------------ */
 
-static enum type type_of(const struct tly_xml *x, const char *name)
+static enum type reading_type_of(const struct tly_xml *x, const char *name)
 {
     char kind[16];
     if (strcmp(name, "Bridge") == 0) {
@@ -106,21 +106,21 @@ static enum type type_of(const struct tly_xml *x, const char *name)
 }
 
 /* The attributes of a bridge or a device on the bus. */
-static int read_bus(struct reading *r, const struct tly_xml *x, struct item *i)
+static int reading_read_bus(struct reading *r, const struct tly_xml *x, struct item *i)
 {
     char text[64];
-    if (!tly_xml_get(x, "pci_busid", i->address, sizeof i->address) || !good_address(i->address))
-        return refuse(r, -EINVAL, "a device has no PCI address such as 0000:3b:00.0, but ",
-                      i->address[0] ? i->address : "none");
+    if (!tly_xml_get(x, "pci_busid", i->address, sizeof i->address) || !reading_good_address(i->address))
+        return reading_refuse(r, -EINVAL, "a device has no PCI address such as 0000:3b:00.0, but ",
+                              i->address[0] ? i->address : "none");
     for (char *c = i->address; *c; c++)
         *c = (char)tolower((unsigned char)*c);
     if (tly_xml_get(x, "pci_type", text, sizeof text))
         sscanf(text, "%4x [%4x:", &i->class, &i->vendor);
     if (tly_xml_get(x, "pci_link_speed", text, sizeof text)) {
-        double speed = decimal(text);
+        double speed = reading_decimal(text);
         if (speed < 0)
-            return refuse(r, -EINVAL, "a PCI link has no speed in GB/s such as 15.75, but ",
-                          text[0] ? text : "none");
+            return reading_refuse(r, -EINVAL, "a PCI link has no speed in GB/s such as 15.75, but ",
+                                  text[0] ? text : "none");
         i->speed = speed * 1e9;
     }
     double most = r->look ? r->look(i->address) : 0;
@@ -129,7 +129,7 @@ static int read_bus(struct reading *r, const struct tly_xml *x, struct item *i)
     return 0;
 }
 
-static struct item *ancestor(struct reading *r, int of, enum type type)
+static struct item *reading_ancestor(struct reading *r, int of, enum type type)
 {
     for (; r->item && of >= 0; of = r->item[of].parent)
         if (r->item[of].type == type)
@@ -138,10 +138,10 @@ static struct item *ancestor(struct reading *r, int of, enum type type)
 }
 
 /* A network interface, or an RDMA device, belongs to its card. */
-static void read_system_device(struct reading *r, const struct tly_xml *x, struct item *i)
+static void reading_read_system_device(struct reading *r, const struct tly_xml *x, struct item *i)
 {
     char kind[16];
-    struct item *card = ancestor(r, i->parent, DEVICE);
+    struct item *card = reading_ancestor(r, i->parent, DEVICE);
     tly_xml_get(x, "osdev_type", kind, sizeof kind);
     tly_xml_get(x, "name", i->name, sizeof i->name);
     if (!card || !i->name[0])
@@ -154,16 +154,16 @@ static void read_system_device(struct reading *r, const struct tly_xml *x, struc
         memcpy(card->rdma, i->name, sizeof card->rdma - 1);
 }
 
-static int read_object(struct reading *r, const struct tly_xml *x, int depth)
+static int reading_read_object(struct reading *r, const struct tly_xml *x, int depth)
 {
     char type[32], number[24];
     if (r->items == MAX_ITEMS)
-        return refuse(r, -E2BIG, "the machine has more than 131072 objects", "");
+        return reading_refuse(r, -E2BIG, "the machine has more than 131072 objects", "");
     if (r->items == r->room) {
         int room = r->room ? 2 * r->room : 256;
         struct item *more = realloc(r->item, (size_t)room * sizeof *more);
         if (!more)
-            return refuse(r, -ENOMEM, "out of memory", "");
+            return reading_refuse(r, -ENOMEM, "out of memory", "");
         r->item = more;
         r->room = room;
     }
@@ -171,66 +171,68 @@ static int read_object(struct reading *r, const struct tly_xml *x, int depth)
     r->machine |= depth == 1 && strcmp(type, "Machine") == 0;
     struct item *i = &r->item[r->items];
     *i = (struct item){
-        .parent = r->open[depth - 1], .type = type_of(x, type), .node = -1, .place = -1, .last = -1};
+        .parent = r->open[depth - 1], .type = reading_type_of(x, type), .node = -1, .place = -1, .last = -1};
     r->open[depth] = r->items++;
     tly_xml_get(x, "os_index", number, sizeof number);
-    i->number = (int)(whole(number) & 0xffffff);
+    i->number = (int)(reading_whole(number) & 0xffffff);
     tly_xml_get(x, "gp_index", number, sizeof number);
-    i->gp = whole(number);
+    i->gp = reading_whole(number);
     tly_xml_get(x, "local_memory", number, sizeof number);
-    i->memory = whole(number);
+    i->memory = reading_whole(number);
     if (i->type == OS_DEVICE)
-        read_system_device(r, x, i);
-    return i->type == BRIDGE || i->type == DEVICE ? read_bus(r, x, i) : 0;
+        reading_read_system_device(r, x, i);
+    return i->type == BRIDGE || i->type == DEVICE ? reading_read_bus(r, x, i) : 0;
 }
 
-static void read_info(struct reading *r, const struct tly_xml *x, int depth)
+static void reading_read_info(struct reading *r, const struct tly_xml *x, int depth)
 {
     char name[32];
     int of = r->open[depth - 1];
-    struct item *device = of < 0 ? NULL : ancestor(r, of, DEVICE);
+    struct item *device = of < 0 ? NULL : reading_ancestor(r, of, DEVICE);
     tly_xml_get(x, "name", name, sizeof name);
     if (device && (strcmp(name, "GPUModel") == 0 || (strcmp(name, "PCIDevice") == 0 && !device->name[0])))
         tly_xml_get(x, "value", device->name, sizeof device->name);
 }
 
 /* Of a table of memory attributes: what a node's memory carries, in MiB/s. */
-static void read_bandwidth(struct reading *r, const struct tly_xml *x)
+static void reading_read_bandwidth(struct reading *r, const struct tly_xml *x)
 {
     char text[32];
     tly_xml_get(x, "target_obj_gp_index", text, sizeof text);
-    uint64_t gp = whole(text);
+    uint64_t gp = reading_whole(text);
     tly_xml_get(x, "value", text, sizeof text);
-    double rate = (double)whole(text) * (1 << 20);
+    double rate = (double)reading_whole(text) * (1 << 20);
     for (int i = 0; i < r->items; i++)
         if (r->item[i].type == NUMA && r->item[i].gp == gp && rate > 0 && rate < 1e15 &&
             rate > r->item[i].speed)
             r->item[i].speed = rate;
 }
 
-static int read_element(struct reading *r, const struct tly_xml *x)
+static int reading_read_element(struct reading *r, const struct tly_xml *x)
 {
     char text[32];
     int depth = x->depth - 1; /* of this element; the root's is 0 */
     r->open[depth] = depth ? r->open[depth - 1] : -1;
     if (depth == 0) {
         if (!tly_xml_is(x, "topology"))
-            return refuse(r, -EINVAL, "this is no XML of hwloc's: it does not begin with <topology>", "");
+            return reading_refuse(r, -EINVAL, "this is no XML of hwloc's: it does not begin with <topology>",
+                                  "");
         tly_xml_get(x, "version", text, sizeof text);
         if (strncmp(text, "2.", 2) != 0)
-            return refuse(r, -EINVAL, "this is not the XML of hwloc 2 (lstopo writes it): its version is ",
-                          text[0] ? text : "not given");
+            return reading_refuse(r, -EINVAL,
+                                  "this is not the XML of hwloc 2 (lstopo writes it): its version is ",
+                                  text[0] ? text : "not given");
         return 0;
     }
     if (tly_xml_is(x, "object"))
-        return read_object(r, x, depth);
+        return reading_read_object(r, x, depth);
     if (tly_xml_is(x, "info"))
-        read_info(r, x, depth);
+        reading_read_info(r, x, depth);
     else if (tly_xml_is(x, "memattr")) {
         tly_xml_get(x, "name", text, sizeof text);
         r->bandwidth = strcmp(text, "Bandwidth") == 0;
     } else if (r->bandwidth && r->bandwidths++ < MAX_BANDWIDTHS && tly_xml_is(x, "memattr_value"))
-        read_bandwidth(r, x);
+        reading_read_bandwidth(r, x);
     return 0;
 }
 
@@ -238,7 +240,7 @@ static int read_element(struct reading *r, const struct tly_xml *x)
 
 /* The first node that is a child of an object, or of the nearest above it that has one; -1: none.  Memory hangs beside
  * what it belongs to, so that is where something is. */
-static int node_near(const struct reading *r, int of)
+static int reading_node_near(const struct reading *r, int of)
 {
     for (; of >= 0; of = r->item[of].parent)
         if (r->item[of].node >= 0)
@@ -246,7 +248,7 @@ static int node_near(const struct reading *r, int of)
     return -1;
 }
 
-static int take_nodes(struct reading *r)
+static int reading_take_nodes(struct reading *r)
 {
     struct tly_machine *m = r->m;
     for (int i = 0; i < r->items; i++) {
@@ -254,7 +256,7 @@ static int take_nodes(struct reading *r)
         if (n->type != NUMA || n->parent < 0)
             continue;
         if (m->nodes == TLY_MAX_NODES)
-            return refuse(r, -E2BIG, "the machine has more than 32 NUMA nodes", "");
+            return reading_refuse(r, -E2BIG, "the machine has more than 32 NUMA nodes", "");
         m->node[m->nodes] = (struct tly_node){.number = n->number, .memory = n->memory};
         if (n->speed > 0)
             m->node[m->nodes].bandwidth = (struct tly_rate){n->speed, TLY_FOUND};
@@ -266,7 +268,7 @@ static int take_nodes(struct reading *r)
         m->nodes++;
     }
     for (int i = 0; i < r->items; i++) {
-        int node = r->item[i].type == CORE ? node_near(r, i) : -1;
+        int node = r->item[i].type == CORE ? reading_node_near(r, i) : -1;
         if (r->item[i].type == CORE && m->nodes)
             m->node[node < 0 ? 0 : node].cores++;
     }
@@ -275,44 +277,44 @@ static int take_nodes(struct reading *r)
 
 /* --- the tree ----------------------------------------------------------------------------------------------- */
 
-static bool is_gpu(const struct item *i)
+static bool reading_is_gpu(const struct item *i)
 {
     bool nvidia = i->vendor == 0x10de && i->class >> 8 == 0x03;
     bool amd = i->vendor == 0x1002 && (i->class == 0x0380 || i->class == 0x1200);
     return i->type == DEVICE && (nvidia || amd);
 }
 
-static bool is_card(const struct item *i)
+static bool reading_is_card(const struct item *i)
 {
     return i->type == DEVICE && i->class >> 8 == 0x02;
 }
 
 /* Functions of one device share its place on the bus. */
-static bool same_device(const struct item *a, const struct item *b)
+static bool reading_same_device(const struct item *a, const struct item *b)
 {
     return a->parent == b->parent && strncmp(a->address, b->address, strcspn(a->address, ".") + 1) == 0;
 }
 
 /* Finds the function of each card that stands for it, the first.  Functions of one device follow one another. */
-static void find_functions(struct reading *r)
+static void reading_find_functions(struct reading *r)
 {
     for (int i = 0; i < r->items; i++) {
         struct item *at = &r->item[i];
         at->first = i; /* also of a card that nothing is above */
-        if (!is_card(at) || at->parent < 0)
+        if (!reading_is_card(at) || at->parent < 0)
             continue;
         int *last = &r->item[at->parent].last;
-        at->first = *last >= 0 && same_device(&r->item[*last], at) ? r->item[*last].first : i;
+        at->first = *last >= 0 && reading_same_device(&r->item[*last], at) ? r->item[*last].first : i;
         *last = i;
     }
 }
 
 /* How many devices are below each object, and in how many directions. */
-static void count_below(struct reading *r)
+static void reading_count_below(struct reading *r)
 {
     for (int i = r->items - 1; i >= 0; i--) {
         struct item *at = &r->item[i];
-        if (is_gpu(at) || (is_card(at) && at->first == i))
+        if (reading_is_gpu(at) || (reading_is_card(at) && at->first == i))
             at->below++;
         if (at->below && at->parent >= 0) {
             r->item[at->parent].below += at->below;
@@ -321,7 +323,7 @@ static void count_below(struct reading *r)
     }
 }
 
-static double narrower(double a, double b)
+static double reading_narrower(double a, double b)
 {
     return a <= 0 || (b > 0 && b < a) ? b : a;
 }
@@ -332,35 +334,35 @@ struct way {
     double speed;
 };
 
-static int make_switch(struct reading *r, int i, int *made);
+static int reading_make_switch(struct reading *r, int i, int *made);
 
-static int follow(struct reading *r, int i, struct way *w)
+static int reading_follow(struct reading *r, int i, struct way *w)
 {
     *w = (struct way){.parent = -1, .node = -1, .speed = r->item[i].speed};
     for (i = r->item[i].parent; i >= 0; i = r->item[i].parent) {
         const struct item *at = &r->item[i];
         if (at->type == BRIDGE && at->ways > 1) {
-            int err = make_switch(r, i, &w->parent);
+            int err = reading_make_switch(r, i, &w->parent);
             if (!err)
                 w->node = r->m->sw[w->parent].node;
             return err;
         }
         if (at->type == BRIDGE)
-            w->speed = narrower(w->speed, at->speed);
+            w->speed = reading_narrower(w->speed, at->speed);
         else if (at->type != HOST_BRIDGE) {
-            w->node = node_near(r, i);
+            w->node = reading_node_near(r, i);
             return 0;
         }
     }
     return 0;
 }
 
-static struct tly_rate pcie(double speed)
+static struct tly_rate reading_pcie(double speed)
 {
     return (struct tly_rate){speed * TLY_PCIE_SHARE, speed > 0 ? TLY_FOUND : TLY_UNKNOWN};
 }
 
-static int make_switch(struct reading *r, int i, int *made)
+static int reading_make_switch(struct reading *r, int i, int *made)
 {
     struct tly_machine *m = r->m;
     struct item *at = &r->item[i];
@@ -368,35 +370,35 @@ static int make_switch(struct reading *r, int i, int *made)
     *made = at->place;
     if (at->place >= 0)
         return 0;
-    int err = follow(r, i, &w); /* as deep as the file is nested, 64 */
+    int err = reading_follow(r, i, &w); /* as deep as the file is nested, 64 */
     if (err)
         return err;
     if (m->switches == TLY_MAX_SWITCHES)
-        return refuse(r, -E2BIG, "the machine has more than 128 PCIe switches", "");
+        return reading_refuse(r, -E2BIG, "the machine has more than 128 PCIe switches", "");
     struct tly_switch *s = &m->sw[m->switches];
-    *s = (struct tly_switch){.parent = w.parent, .node = w.node, .up = pcie(w.speed)};
+    *s = (struct tly_switch){.parent = w.parent, .node = w.node, .up = reading_pcie(w.speed)};
     memcpy(s->address, at->address, sizeof s->address);
     *made = at->place = m->switches++;
     return 0;
 }
 
-static int take_gpu(struct reading *r, int i)
+static int reading_take_gpu(struct reading *r, int i)
 {
     struct tly_machine *m = r->m;
     struct way w;
-    int err = follow(r, i, &w);
+    int err = reading_follow(r, i, &w);
     if (err)
         return err;
     if (m->gpus == TLY_MAX_GPUS)
-        return refuse(r, -E2BIG, "the machine has more than 64 GPUs", "");
+        return reading_refuse(r, -E2BIG, "the machine has more than 64 GPUs", "");
     struct tly_gpu *g = &m->gpu[m->gpus++];
-    *g = (struct tly_gpu){.parent = w.parent, .node = w.node, .slice = -1, .link = pcie(w.speed)};
+    *g = (struct tly_gpu){.parent = w.parent, .node = w.node, .slice = -1, .link = reading_pcie(w.speed)};
     memcpy(g->address, r->item[i].address, sizeof g->address);
     memcpy(g->name, r->item[i].name, sizeof g->name);
     return 0;
 }
 
-static int take_card(struct reading *r, int i)
+static int reading_take_card(struct reading *r, int i)
 {
     struct tly_machine *m = r->m;
     struct item *at = &r->item[i];
@@ -410,69 +412,70 @@ static int take_card(struct reading *r, int i)
             memcpy(c->rdma, at->rdma, sizeof c->rdma);
         return 0;
     }
-    int err = follow(r, i, &w);
+    int err = reading_follow(r, i, &w);
     if (err)
         return err;
     if (m->cards == TLY_MAX_CARDS)
-        return refuse(r, -E2BIG, "the machine has more than 64 network cards", "");
+        return reading_refuse(r, -E2BIG, "the machine has more than 64 network cards", "");
     struct tly_card *c = &m->card[at->place = m->cards++];
-    *c = (struct tly_card){.parent = w.parent, .node = w.node, .ports = at->ports, .link = pcie(w.speed)};
+    *c = (struct tly_card){
+        .parent = w.parent, .node = w.node, .ports = at->ports, .link = reading_pcie(w.speed)};
     memcpy(c->address, at->address, sizeof c->address);
     memcpy(c->name, at->net, sizeof c->name);
     memcpy(c->rdma, at->rdma, sizeof c->rdma);
     return 0;
 }
 
-static int by_address(const void *a, const void *b)
+static int reading_by_address(const void *a, const void *b)
 {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 /* Two objects at one address, as in a tree that closes to a ring. */
-static int refuse_doubles(struct reading *r)
+static int reading_refuse_doubles(struct reading *r)
 {
     const char **all = malloc((size_t)(r->items + 1) * sizeof *all);
     int n = 0, err = 0;
     if (!all)
-        return refuse(r, -ENOMEM, "out of memory", "");
+        return reading_refuse(r, -ENOMEM, "out of memory", "");
     for (int i = 0; i < r->items; i++)
         if (r->item[i].address[0])
             all[n++] = r->item[i].address;
-    qsort(all, (size_t)n, sizeof *all, by_address);
+    qsort(all, (size_t)n, sizeof *all, reading_by_address);
     for (int i = 1; i < n && !err; i++)
         if (strcmp(all[i - 1], all[i]) == 0)
-            err = refuse(r, -EINVAL, "two devices have the PCI address ", all[i]);
+            err = reading_refuse(r, -EINVAL, "two devices have the PCI address ", all[i]);
     free(all);
     return err;
 }
 
 /* Domains of more than four digits come last. */
-static int by_bus(const void *a, const void *b)
+static int reading_by_bus(const void *a, const void *b)
 {
     const struct tly_gpu *x = a, *y = b;
     size_t m = strlen(x->address), n = strlen(y->address);
     return m != n ? (m > n) - (m < n) : strcmp(x->address, y->address);
 }
 
-static int build(struct reading *r)
+static int reading_build(struct reading *r)
 {
-    int err = refuse_doubles(r);
+    int err = reading_refuse_doubles(r);
     if (!err)
-        err = take_nodes(r);
+        err = reading_take_nodes(r);
     if (err)
         return err;
-    find_functions(r);
-    count_below(r);
+    reading_find_functions(r);
+    reading_count_below(r);
     for (int i = 0; i < r->items && !err; i++) {
-        if (is_gpu(&r->item[i]))
-            err = take_gpu(r, i);
-        else if (is_card(&r->item[i]))
-            err = take_card(r, i);
+        if (reading_is_gpu(&r->item[i]))
+            err = reading_take_gpu(r, i);
+        else if (reading_is_card(&r->item[i]))
+            err = reading_take_card(r, i);
         r->m->nvswitches +=
             r->item[i].type == DEVICE && r->item[i].vendor == 0x10de && r->item[i].class == 0x0680;
     }
     /* GPUs get CUDA's numbers.  hwloc goes by NUMA nodes, which need not follow the bus. */
-    qsort(r->m->gpu, (size_t)r->m->gpus, sizeof *r->m->gpu, by_bus);
+    qsort(r->m->gpu, (size_t)r->m->gpus, sizeof *r->m->gpu, reading_by_bus);
     return err;
 }
 
@@ -486,15 +489,15 @@ int tly_machine_read(const char *xml, size_t length, tly_link_look *look, struct
     *m = (struct tly_machine){0};
     *why = '\0';
     if (length > MAX_BYTES)
-        return refuse(&r, -E2BIG, "the file is larger than 64 MB", "");
+        return reading_refuse(&r, -E2BIG, "the file is larger than 64 MB", "");
     tly_xml_init(&x, xml, length);
     while (!err && (event = tly_xml_next(&x)) != TLY_XML_END) {
         if (event == TLY_XML_OPEN)
-            err = read_element(&r, &x);
+            err = reading_read_element(&r, &x);
         else if (event == TLY_XML_CLOSE)
             r.bandwidth = r.bandwidth && x.depth > 1;
         else
-            err = refuse(&r, -EINVAL, x.wrong, "");
+            err = reading_refuse(&r, -EINVAL, x.wrong, "");
     }
     if (err && r.why[0]) { /* of the file still: say where */
         char what[200];
@@ -502,9 +505,9 @@ int tly_machine_read(const char *xml, size_t length, tly_link_look *look, struct
         snprintf(why, size, "line %d: %s", x.line, what);
     }
     if (!err && !r.machine)
-        err = refuse(&r, -EINVAL, "the file has no machine in it", "");
+        err = reading_refuse(&r, -EINVAL, "the file has no machine in it", "");
     if (!err)
-        err = build(&r);
+        err = reading_build(&r);
     free(r.item);
     return err;
 }

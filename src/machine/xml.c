@@ -9,79 +9,79 @@ void tly_xml_init(struct tly_xml *x, const char *text, size_t length)
     *x = (struct tly_xml){.at = text, .end = text + length, .line = 1};
 }
 
-static enum tly_xml_event wrong(struct tly_xml *x, const char *what)
+static enum tly_xml_event xml_wrong(struct tly_xml *x, const char *what)
 {
     x->wrong = what;
     return TLY_XML_WRONG;
 }
 
-static bool starts(const struct tly_xml *x, const char *with)
+static bool xml_starts(const struct tly_xml *x, const char *with)
 {
     size_t length = strlen(with);
     return (size_t)(x->end - x->at) >= length && memcmp(x->at, with, length) == 0;
 }
 
 /* Moves to a place further on and counts the lines between. */
-static void go(struct tly_xml *x, const char *to)
+static void xml_go(struct tly_xml *x, const char *to)
 {
     for (; x->at < to; x->at++)
         x->line += *x->at == '\n';
 }
 
 /* Moves behind the next `what`. */
-static bool skip_to(struct tly_xml *x, const char *what)
+static bool xml_skip_to(struct tly_xml *x, const char *what)
 {
     const char *found = memmem(x->at, (size_t)(x->end - x->at), what, strlen(what));
     if (!found)
         return false;
-    go(x, found + strlen(what));
+    xml_go(x, found + strlen(what));
     return true;
 }
 
-static bool blank(char c)
+static bool xml_blank(char c)
 {
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
-static void skip_blanks(struct tly_xml *x)
+static void xml_skip_blanks(struct tly_xml *x)
 {
     const char *to = x->at;
-    while (to < x->end && blank(*to))
+    while (to < x->end && xml_blank(*to))
         to++;
-    go(x, to);
+    xml_go(x, to);
 }
 
 /* A name: everything up to a blank or a character of the markup. */
-static struct tly_xml_text read_name(struct tly_xml *x)
+static struct tly_xml_text xml_read_name(struct tly_xml *x)
 {
     struct tly_xml_text t = {.at = x->at};
-    while (x->at < x->end && !blank(*x->at) && !strchr("<>=/\"'", *x->at)) /* finds NUL as well */
+    while (x->at < x->end && !xml_blank(*x->at) && !strchr("<>=/\"'", *x->at)) /* finds NUL as well */
         x->at++;
     t.length = (size_t)(x->at - t.at);
     return t;
 }
 
-static bool same(struct tly_xml_text a, struct tly_xml_text b)
+static bool xml_same(struct tly_xml_text a, struct tly_xml_text b)
 {
     return a.length == b.length && memcmp(a.at, b.at, a.length) == 0;
 }
 
 /* NAME="VALUE"; NULL, or what is wrong with it. */
-static const char *read_attribute(struct tly_xml *x)
+static const char *xml_read_attribute(struct tly_xml *x)
 {
     if (x->attributes == TLY_XML_ATTRIBUTES)
         return "an element has more than 48 attributes";
-    struct tly_xml_text name = read_name(x), value;
+    struct tly_xml_text name = xml_read_name(x), value;
     if (!name.length)
         return "a tag is not well-formed";
     for (int i = 0; i < x->attributes; i++)
-        if (same(x->name[i], name))
+        if (xml_same(x->name[i], name))
             return "an element has the same attribute twice";
-    skip_blanks(x);
+    xml_skip_blanks(x);
     if (x->at == x->end || *x->at != '=')
         return "an attribute has no value";
     x->at++;
-    skip_blanks(x);
+    xml_skip_blanks(x);
     if (x->at == x->end || (*x->at != '"' && *x->at != '\''))
         return "an attribute's value is not in quotes";
     char quote = *x->at++;
@@ -92,30 +92,30 @@ static const char *read_attribute(struct tly_xml *x)
     value.length = (size_t)(end - value.at);
     if (memchr(value.at, '<', value.length))
         return "an attribute's value holds a \"<\"";
-    go(x, end + 1);
+    xml_go(x, end + 1);
     x->name[x->attributes] = name;
     x->value[x->attributes++] = value;
     return NULL;
 }
 
 /* Behind the "<" of an opening tag. */
-static enum tly_xml_event open_element(struct tly_xml *x)
+static enum tly_xml_event xml_open_element(struct tly_xml *x)
 {
-    struct tly_xml_text name = read_name(x);
+    struct tly_xml_text name = xml_read_name(x);
     if (!name.length)
-        return wrong(x, "a tag is not well-formed");
+        return xml_wrong(x, "a tag is not well-formed");
     if (x->depth == TLY_XML_DEPTH)
-        return wrong(x, "elements are nested more than 64 deep");
+        return xml_wrong(x, "elements are nested more than 64 deep");
     x->attributes = 0;
     for (;;) {
-        skip_blanks(x);
+        xml_skip_blanks(x);
         if (x->at == x->end)
-            return wrong(x, "the file ends within a tag");
-        if (starts(x, "/>") || *x->at == '>')
+            return xml_wrong(x, "the file ends within a tag");
+        if (xml_starts(x, "/>") || *x->at == '>')
             break;
-        const char *what = read_attribute(x);
+        const char *what = xml_read_attribute(x);
         if (what)
-            return wrong(x, what);
+            return xml_wrong(x, what);
     }
     x->empty = *x->at == '/';
     x->at += 1 + x->empty;
@@ -124,16 +124,16 @@ static enum tly_xml_event open_element(struct tly_xml *x)
 }
 
 /* Behind the "</" of a closing tag. */
-static enum tly_xml_event close_element(struct tly_xml *x)
+static enum tly_xml_event xml_close_element(struct tly_xml *x)
 {
-    struct tly_xml_text name = read_name(x);
-    skip_blanks(x);
+    struct tly_xml_text name = xml_read_name(x);
+    xml_skip_blanks(x);
     if (x->at == x->end)
-        return wrong(x, "the file ends within a tag");
+        return xml_wrong(x, "the file ends within a tag");
     if (*x->at != '>')
-        return wrong(x, "a tag is not well-formed");
-    if (!x->depth || !same(x->open[x->depth - 1], name))
-        return wrong(x, "a tag closes an element that is not open there");
+        return xml_wrong(x, "a tag is not well-formed");
+    if (!x->depth || !xml_same(x->open[x->depth - 1], name))
+        return xml_wrong(x, "a tag closes an element that is not open there");
     x->at++;
     x->depth--;
     x->attributes = 0;
@@ -152,27 +152,27 @@ enum tly_xml_event tly_xml_next(struct tly_xml *x)
     }
     for (;;) {
         const char *next = memchr(x->at, '<', (size_t)(x->end - x->at));
-        go(x, next ? next : x->end);
+        xml_go(x, next ? next : x->end);
         if (!next)
-            return x->depth ? wrong(x, "the file ends before all its elements do") : TLY_XML_END;
-        if (starts(x, "<?")) {
-            if (!skip_to(x, "?>"))
-                return wrong(x, "the file ends within a tag");
-        } else if (starts(x, "<!--")) {
-            if (!skip_to(x, "-->"))
-                return wrong(x, "the file ends within a comment");
-        } else if (starts(x, "<!")) {
+            return x->depth ? xml_wrong(x, "the file ends before all its elements do") : TLY_XML_END;
+        if (xml_starts(x, "<?")) {
+            if (!xml_skip_to(x, "?>"))
+                return xml_wrong(x, "the file ends within a tag");
+        } else if (xml_starts(x, "<!--")) {
+            if (!xml_skip_to(x, "-->"))
+                return xml_wrong(x, "the file ends within a comment");
+        } else if (xml_starts(x, "<!")) {
             const char *from = x->at;
-            if (!starts(x, "<!DOCTYPE") || x->depth || !skip_to(x, ">"))
-                return wrong(x, "a declaration is not well-formed");
+            if (!xml_starts(x, "<!DOCTYPE") || x->depth || !xml_skip_to(x, ">"))
+                return xml_wrong(x, "a declaration is not well-formed");
             if (memchr(from, '[', (size_t)(x->at - from)))
-                return wrong(x, "the document type has declarations of its own, which are not read");
-        } else if (starts(x, "</")) {
+                return xml_wrong(x, "the document type has declarations of its own, which are not read");
+        } else if (xml_starts(x, "</")) {
             x->at += 2;
-            return close_element(x);
+            return xml_close_element(x);
         } else {
             x->at++;
-            return open_element(x);
+            return xml_open_element(x);
         }
     }
 }
@@ -180,11 +180,11 @@ enum tly_xml_event tly_xml_next(struct tly_xml *x)
 bool tly_xml_is(const struct tly_xml *x, const char *element)
 {
     struct tly_xml_text name = {element, strlen(element)};
-    return x->depth && same(x->open[x->depth - 1], name);
+    return x->depth && xml_same(x->open[x->depth - 1], name);
 }
 
 /* One character of a value, of which "&quot;" is one as well; moves *at behind it. */
-static char decode(const char **at, const char *end)
+static char xml_decode(const char **at, const char *end)
 {
     static const struct {
         const char *name;
@@ -213,13 +213,13 @@ bool tly_xml_get(const struct tly_xml *x, const char *attribute, char *value, si
     size_t n = 0;
     int i = 0;
     value[0] = '\0';
-    while (i < x->attributes && !same(x->name[i], name))
+    while (i < x->attributes && !xml_same(x->name[i], name))
         i++;
     if (i == x->attributes)
         return false;
     const char *at = x->value[i].at, *end = at + x->value[i].length;
     while (at < end && n + 1 < size) {
-        char c = decode(&at, end);
+        char c = xml_decode(&at, end);
         value[n++] = c >= ' ' && c <= '~' ? c : '?';
     }
     value[n] = '\0';
