@@ -15,8 +15,8 @@ struct reduction {
     enum tally_reduction how;
 };
 
-static int find_reduction(const struct tly_mpi_type *type, const struct tly_mpi_op *op, const char *function,
-                          struct reduction *r)
+static int collective_find_reduction(const struct tly_mpi_type *type, const struct tly_mpi_op *op,
+                                     const char *function, struct reduction *r)
 {
     if (!op)
         return tly_mpi_fail(TLY_MPI_ERR_OP, function, "MPI_OP_NULL is no operation");
@@ -28,21 +28,21 @@ static int find_reduction(const struct tly_mpi_type *type, const struct tly_mpi_
     return TLY_MPI_SUCCESS;
 }
 
-static int check_root(const struct tly_mpi_comm *comm, int root, const char *function)
+static int collective_check_root(const struct tly_mpi_comm *comm, int root, const char *function)
 {
     if (root >= 0 && root < comm->size)
         return TLY_MPI_SUCCESS;
     return tly_mpi_fail(TLY_MPI_ERR_ROOT, function, "root %d is no rank from 0 to %d", root, comm->size - 1);
 }
 
-static void copy(void *to, const void *from, size_t bytes)
+static void collective_copy(void *to, const void *from, size_t bytes)
 {
     if (bytes && to != from)
         memmove(to, from, bytes);
 }
 
 /* `bytes` for each rank. */
-static size_t *even(const struct tly_mpi_comm *comm, size_t bytes)
+static size_t *collective_even(const struct tly_mpi_comm *comm, size_t bytes)
 {
     size_t *counts = malloc((size_t)comm->size * sizeof *counts);
     for (int i = 0; counts && i < comm->size; i++)
@@ -51,8 +51,8 @@ static size_t *even(const struct tly_mpi_comm *comm, size_t bytes)
 }
 
 /* The size that both sides of a call with two counts give: bytes for each rank. */
-static int agree(int send_count, const struct tly_mpi_type *send_type, int take_count,
-                 const struct tly_mpi_type *take_type, const char *function, size_t *bytes)
+static int collective_agree(int send_count, const struct tly_mpi_type *send_type, int take_count,
+                            const struct tly_mpi_type *take_type, const char *function, size_t *bytes)
 {
     size_t take;
     int error = tly_mpi_bytes(send_count, send_type, function, bytes);
@@ -90,7 +90,7 @@ int MPIABI_Bcast(void *buffer, int count, const struct tly_mpi_type *type, int r
     size_t bytes;
     int error = tly_mpi_check_comm(comm, function);
     if (!error && !(error = tly_mpi_bytes(count, type, function, &bytes)))
-        error = check_root(comm, root, function);
+        error = collective_check_root(comm, root, function);
     if (error)
         return tly_mpi_refuse(comm, TALLY_BROADCAST, error);
     if (comm->size == 1)
@@ -106,22 +106,23 @@ int MPIABI_Bcast(void *buffer, int count, const struct tly_mpi_type *type, int r
 }
 
 /* MPI_Allreduce, and with a root MPI_Reduce. */
-static int reduce(const void *send, void *take, int count, const struct tly_mpi_type *type,
-                  const struct tly_mpi_op *mpi_op, int root, struct tly_mpi_comm *comm, const char *function)
+static int collective_reduce(const void *send, void *take, int count, const struct tly_mpi_type *type,
+                             const struct tly_mpi_op *mpi_op, int root, struct tly_mpi_comm *comm,
+                             const char *function)
 {
     size_t bytes;
     struct reduction r = {0};
     int error = tly_mpi_check_comm(comm, function);
     if (!error && !(error = tly_mpi_bytes(count, type, function, &bytes)))
-        error = find_reduction(type, mpi_op, function, &r);
+        error = collective_find_reduction(type, mpi_op, function, &r);
     if (!error && root != TLY_MPI_NONE)
-        error = check_root(comm, root, function);
+        error = collective_check_root(comm, root, function);
     if (error)
         return tly_mpi_refuse(comm, root == TLY_MPI_NONE ? TALLY_PUSH_PULL : TALLY_REDUCE, error);
     if (send == tly_mpi_in_place)
         send = take;
     if (comm->size == 1) {
-        copy(take, send, bytes);
+        collective_copy(take, send, bytes);
         return error;
     }
     tally_comm *c = tly_mpi_enter(function, &error);
@@ -143,7 +144,7 @@ TLY_MPI_API int MPIABI_Allreduce(const void *send, void *take, int count, const 
 int MPIABI_Allreduce(const void *send, void *take, int count, const struct tly_mpi_type *type,
                      const struct tly_mpi_op *op, struct tly_mpi_comm *comm)
 {
-    return reduce(send, take, count, type, op, TLY_MPI_NONE, comm, "MPI_Allreduce");
+    return collective_reduce(send, take, count, type, op, TLY_MPI_NONE, comm, "MPI_Allreduce");
 }
 
 TLY_MPI_API int MPIABI_Reduce(const void *send, void *take, int count, const struct tly_mpi_type *type,
@@ -153,12 +154,13 @@ int MPIABI_Reduce(const void *send, void *take, int count, const struct tly_mpi_
 {
     if (root == TLY_MPI_NONE)
         root = TLY_MPI_PROC_NULL; /* refused, too */
-    return reduce(send, take, count, type, op, root, comm, "MPI_Reduce");
+    return collective_reduce(send, take, count, type, op, root, comm, "MPI_Reduce");
 }
 
 /* libtally puts the piece where it lies in the input, or apart from the input; jaxlib may want it elsewhere in there. */
-static int scatter_sum(const void *input, void *output, const size_t counts[], size_t total, size_t before,
-                       size_t element, struct reduction r, struct tly_mpi_comm *comm, const char *function)
+static int collective_scatter_sum(const void *input, void *output, const size_t counts[], size_t total,
+                                  size_t before, size_t element, struct reduction r,
+                                  struct tly_mpi_comm *comm, const char *function)
 {
     uintptr_t in = (uintptr_t)input, out = (uintptr_t)output;
     size_t bytes = counts[comm->rank] * element;
@@ -186,15 +188,15 @@ static int scatter_sum(const void *input, void *output, const size_t counts[], s
 }
 
 /* take_counts NULL: `count` for each. */
-static int reduce_scatter(const void *send, void *take, const int take_counts[], int count,
-                          const struct tly_mpi_type *type, const struct tly_mpi_op *op,
-                          struct tly_mpi_comm *comm, const char *function)
+static int collective_reduce_scatter(const void *send, void *take, const int take_counts[], int count,
+                                     const struct tly_mpi_type *type, const struct tly_mpi_op *op,
+                                     struct tly_mpi_comm *comm, const char *function)
 {
     struct reduction r = {0};
     int error = tly_mpi_check_comm(comm, function);
     if (error)
         return error;
-    size_t *counts = even(comm, 0), bytes, total = 0, before = 0;
+    size_t *counts = collective_even(comm, 0), bytes, total = 0, before = 0;
     if (!counts)
         return tly_mpi_refuse(comm, TALLY_REDUCE_SCATTER,
                               tly_mpi_fail(TLY_MPI_ERR_NO_MEM, function, "out of memory"));
@@ -205,14 +207,15 @@ static int reduce_scatter(const void *send, void *take, const int take_counts[],
         total += counts[i] = (size_t)n;
     }
     if (!error)
-        error = find_reduction(type, op, function, &r);
+        error = collective_find_reduction(type, op, function, &r);
     const void *input = send == tly_mpi_in_place ? take : send;
     if (error)
         tly_mpi_refuse(comm, TALLY_REDUCE_SCATTER, error);
     else if (comm->size == 1)
-        copy(take, input, total * (size_t)type->bytes);
+        collective_copy(take, input, total * (size_t)type->bytes);
     else
-        error = scatter_sum(input, take, counts, total, before, (size_t)type->bytes, r, comm, function);
+        error = collective_scatter_sum(input, take, counts, total, before, (size_t)type->bytes, r, comm,
+                                       function);
     free(counts);
     return error;
 }
@@ -223,7 +226,7 @@ TLY_MPI_API int MPIABI_Reduce_scatter(const void *send, void *take, const int co
 int MPIABI_Reduce_scatter(const void *send, void *take, const int counts[], const struct tly_mpi_type *type,
                           const struct tly_mpi_op *op, struct tly_mpi_comm *comm)
 {
-    return reduce_scatter(send, take, counts, 0, type, op, comm, "MPI_Reduce_scatter");
+    return collective_reduce_scatter(send, take, counts, 0, type, op, comm, "MPI_Reduce_scatter");
 }
 
 TLY_MPI_API int MPIABI_Reduce_scatter_block(const void *send, void *take, int count,
@@ -232,7 +235,7 @@ TLY_MPI_API int MPIABI_Reduce_scatter_block(const void *send, void *take, int co
 int MPIABI_Reduce_scatter_block(const void *send, void *take, int count, const struct tly_mpi_type *type,
                                 const struct tly_mpi_op *op, struct tly_mpi_comm *comm)
 {
-    return reduce_scatter(send, take, NULL, count, type, op, comm, "MPI_Reduce_scatter_block");
+    return collective_reduce_scatter(send, take, NULL, count, type, op, comm, "MPI_Reduce_scatter_block");
 }
 
 TLY_MPI_API int MPIABI_Allgather(const void *send, int send_count, const struct tly_mpi_type *send_type,
@@ -248,7 +251,7 @@ int MPIABI_Allgather(const void *send, int send_count, const struct tly_mpi_type
     if (!error && in_place)
         error = tly_mpi_bytes(take_count, take_type, function, &piece);
     else if (!error)
-        error = agree(send_count, send_type, take_count, take_type, function, &piece);
+        error = collective_agree(send_count, send_type, take_count, take_type, function, &piece);
     if (error)
         return tly_mpi_refuse(comm, TALLY_ALLGATHER, error);
     if (in_place)
@@ -258,14 +261,14 @@ int MPIABI_Allgather(const void *send, int send_count, const struct tly_mpi_type
 
 /* The arguments of a gather or a scatter.  own: the piece of this rank, which is `in_place` at the root at most; each: the
  * root's pieces, of which others give nothing.  piece: bytes; counts: at the root, all ranks' pieces, owned by the caller. */
-static int check_pieces(const struct tly_mpi_comm *comm, int root, bool in_place, int own_count,
-                        const struct tly_mpi_type *own_type, int each_count,
-                        const struct tly_mpi_type *each_type, const char *function, size_t *piece,
-                        size_t **counts)
+static int collective_check_pieces(const struct tly_mpi_comm *comm, int root, bool in_place, int own_count,
+                                   const struct tly_mpi_type *own_type, int each_count,
+                                   const struct tly_mpi_type *each_type, const char *function, size_t *piece,
+                                   size_t **counts)
 {
     int error = tly_mpi_check_comm(comm, function);
     if (!error)
-        error = check_root(comm, root, function);
+        error = collective_check_root(comm, root, function);
     if (error)
         return error;
     bool is_root = root == comm->rank;
@@ -274,10 +277,10 @@ static int check_pieces(const struct tly_mpi_comm *comm, int root, bool in_place
     if (in_place)
         error = tly_mpi_bytes(each_count, each_type, function, piece);
     else if (is_root)
-        error = agree(own_count, own_type, each_count, each_type, function, piece);
+        error = collective_agree(own_count, own_type, each_count, each_type, function, piece);
     else
         error = tly_mpi_bytes(own_count, own_type, function, piece);
-    if (!error && is_root && !(*counts = even(comm, *piece)))
+    if (!error && is_root && !(*counts = collective_even(comm, *piece)))
         error = tly_mpi_fail(TLY_MPI_ERR_NO_MEM, function, "out of memory");
     return error;
 }
@@ -291,14 +294,14 @@ int MPIABI_Gather(const void *send, int send_count, const struct tly_mpi_type *s
     static const char *const function = "MPI_Gather";
     size_t piece = 0, *counts = NULL;
     bool in_place = send == tly_mpi_in_place;
-    int error = check_pieces(comm, root, in_place, send_count, send_type, take_count, take_type, function,
-                             &piece, &counts);
+    int error = collective_check_pieces(comm, root, in_place, send_count, send_type, take_count, take_type,
+                                        function, &piece, &counts);
     if (error)
         return tly_mpi_refuse(comm, TALLY_GATHER, error);
     if (in_place)
         send = (const unsigned char *)take + (size_t)comm->rank * piece;
     if (comm->size == 1)
-        copy(take, send, piece);
+        collective_copy(take, send, piece);
     tally_comm *c = comm->size > 1 ? tly_mpi_enter(function, &error) : NULL;
     if (c) {
         tally_op *op;
@@ -320,14 +323,14 @@ int MPIABI_Scatter(const void *send, int send_count, const struct tly_mpi_type *
     static const char *const function = "MPI_Scatter";
     size_t piece = 0, *counts = NULL;
     bool in_place = take == tly_mpi_in_place;
-    int error = check_pieces(comm, root, in_place, take_count, take_type, send_count, send_type, function,
-                             &piece, &counts);
+    int error = collective_check_pieces(comm, root, in_place, take_count, take_type, send_count, send_type,
+                                        function, &piece, &counts);
     if (error)
         return tly_mpi_refuse(comm, TALLY_SCATTER, error);
     if (in_place)
         take = (unsigned char *)(uintptr_t)send + (size_t)comm->rank * piece;
     if (comm->size == 1)
-        copy(take, send, piece);
+        collective_copy(take, send, piece);
     tally_comm *c = comm->size > 1 ? tly_mpi_enter(function, &error) : NULL;
     if (c) {
         tally_op *op;
@@ -354,9 +357,9 @@ int MPIABI_Alltoall(const void *send, int send_count, const struct tly_mpi_type 
     if (!error && in_place)
         error = tly_mpi_bytes(take_count, take_type, function, &piece);
     else if (!error)
-        error = agree(send_count, send_type, take_count, take_type, function, &piece);
-    if (!error &&
-        (!(counts = even(comm, piece)) || (in_place && !(aside = malloc((size_t)comm->size * piece + 1)))))
+        error = collective_agree(send_count, send_type, take_count, take_type, function, &piece);
+    if (!error && (!(counts = collective_even(comm, piece)) ||
+                   (in_place && !(aside = malloc((size_t)comm->size * piece + 1)))))
         error = tly_mpi_fail(TLY_MPI_ERR_NO_MEM, function, "out of memory");
     if (error) {
         free(counts);
@@ -365,7 +368,7 @@ int MPIABI_Alltoall(const void *send, int send_count, const struct tly_mpi_type 
     if (aside)
         send = memcpy(aside, take, (size_t)comm->size * piece);
     if (comm->size == 1)
-        copy(take, send, piece);
+        collective_copy(take, send, piece);
     tally_comm *c = comm->size > 1 ? tly_mpi_enter(function, &error) : NULL;
     if (c) {
         tally_op *op;

@@ -54,7 +54,7 @@ const void *const tly_mpi_in_place = &mark_IN_PLACE, *const tly_mpi_errors_retur
 TLY_MPI_API extern struct tly_mpi_comm *const MPIABI_COMM_WORLD, *const MPIABI_COMM_SELF;
 struct tly_mpi_comm *const MPIABI_COMM_WORLD = &tly_mpi_world, *const MPIABI_COMM_SELF = &tly_mpi_self;
 
-static __attribute__((noreturn)) void absent(const char *function)
+static __attribute__((noreturn)) void constants_absent(const char *function)
 {
     fprintf(
         stderr,
@@ -68,7 +68,7 @@ static __attribute__((noreturn)) void absent(const char *function)
     TLY_MPI_API int MPIABI_##name(void); \
     int MPIABI_##name(void) \
     { \
-        absent(#name); \
+        constants_absent(#name); \
     }
 TLY_MPI_ABSENT(X)
 #undef X

@@ -31,8 +31,8 @@ void tly_mpi_drop_letters(struct tly_mpi_comm *comm)
     pthread_mutex_unlock(&letters_lock);
 }
 
-static int keep_letter(struct tly_mpi_comm *comm, const void *buffer, size_t bytes, int tag,
-                       const char *function)
+static int message_keep_letter(struct tly_mpi_comm *comm, const void *buffer, size_t bytes, int tag,
+                               const char *function)
 {
     struct tly_mpi_letter *letter = malloc(sizeof *letter + bytes), **last = &comm->letters;
     if (!letter)
@@ -50,7 +50,7 @@ static int keep_letter(struct tly_mpi_comm *comm, const void *buffer, size_t byt
 }
 
 /* The oldest letter with the tag, taken out; NULL: there is none, and `block` is false. */
-static struct tly_mpi_letter *take_letter(struct tly_mpi_comm *comm, int tag, bool block)
+static struct tly_mpi_letter *message_take_letter(struct tly_mpi_comm *comm, int tag, bool block)
 {
     struct tly_mpi_letter *found = NULL;
     pthread_mutex_lock(&letters_lock);
@@ -71,8 +71,8 @@ static struct tly_mpi_letter *take_letter(struct tly_mpi_comm *comm, int tag, bo
 
 /* --- begin ------------------------------------------------------------------------------------------------- */
 
-static int check(const struct tly_mpi_comm *comm, int count, const struct tly_mpi_type *type, int peer,
-                 int tag, const char *function, size_t *bytes)
+static int message_check(const struct tly_mpi_comm *comm, int count, const struct tly_mpi_type *type,
+                         int peer, int tag, const char *function, size_t *bytes)
 {
     int error = tly_mpi_check_comm(comm, function);
     if (!error)
@@ -91,12 +91,12 @@ static int check(const struct tly_mpi_comm *comm, int count, const struct tly_mp
     return error;
 }
 
-static int begin(struct tly_mpi_comm *comm, bool sends, void *buffer, int count,
-                 const struct tly_mpi_type *type, int peer, int tag, const char *function,
-                 struct tly_mpi_request **request)
+static int message_begin(struct tly_mpi_comm *comm, bool sends, void *buffer, int count,
+                         const struct tly_mpi_type *type, int peer, int tag, const char *function,
+                         struct tly_mpi_request **request)
 {
     size_t bytes;
-    int error = check(comm, count, type, peer, tag, function, &bytes);
+    int error = message_check(comm, count, type, peer, tag, function, &bytes);
     *request = NULL;
     if (error || peer == TLY_MPI_PROC_NULL)
         return error;
@@ -107,7 +107,7 @@ static int begin(struct tly_mpi_comm *comm, bool sends, void *buffer, int count,
         .buffer = buffer, .bytes = bytes, .source = sends ? comm->rank : peer, .tag = tag};
     if (peer == comm->rank) {
         if (sends)
-            error = keep_letter(comm, buffer, bytes, tag, function);
+            error = message_keep_letter(comm, buffer, bytes, tag, function);
         else
             r->comm = comm;
     } else {
@@ -130,7 +130,7 @@ static int begin(struct tly_mpi_comm *comm, bool sends, void *buffer, int count,
 
 /* --- end --------------------------------------------------------------------------------------------------- */
 
-static void describe(struct tly_mpi_status *status, int source, int tag, size_t bytes, int error)
+static void message_describe(struct tly_mpi_status *status, int source, int tag, size_t bytes, int error)
 {
     if (status)
         *status =
@@ -138,7 +138,8 @@ static void describe(struct tly_mpi_status *status, int source, int tag, size_t 
 }
 
 /* What to do with a letter that has come. */
-static int open_letter(const struct tly_mpi_request *r, struct tly_mpi_letter *letter, const char *function)
+static int message_open_letter(const struct tly_mpi_request *r, struct tly_mpi_letter *letter,
+                               const char *function)
 {
     int error = TLY_MPI_SUCCESS;
     if (letter->bytes != r->bytes)
@@ -151,22 +152,22 @@ static int open_letter(const struct tly_mpi_request *r, struct tly_mpi_letter *l
 }
 
 /* Frees the request if it has ended.  block: until it has. */
-static int end(struct tly_mpi_request **request, bool block, bool *ended, struct tly_mpi_status *status,
-               const char *function)
+static int message_end(struct tly_mpi_request **request, bool block, bool *ended,
+                       struct tly_mpi_status *status, const char *function)
 {
     struct tly_mpi_request *r = *request;
     int error = TLY_MPI_SUCCESS;
     *ended = true;
     if (!r) {
         error = tly_mpi_check_comm(&tly_mpi_self, function);
-        describe(status, TLY_MPI_PROC_NULL, TLY_MPI_ANY_TAG, 0, error);
+        message_describe(status, TLY_MPI_PROC_NULL, TLY_MPI_ANY_TAG, 0, error);
         return error;
     }
     if (r->comm) {
-        struct tly_mpi_letter *letter = take_letter(r->comm, r->tag, block);
+        struct tly_mpi_letter *letter = message_take_letter(r->comm, r->tag, block);
         *ended = letter != NULL;
         if (letter)
-            error = open_letter(r, letter, function);
+            error = message_open_letter(r, letter, function);
     } else if (r->op) {
         *ended = block || tally_op_poll(r->op);
         if (*ended)
@@ -174,7 +175,7 @@ static int end(struct tly_mpi_request **request, bool block, bool *ended, struct
     }
     if (!*ended)
         return error;
-    describe(status, r->source, r->tag, r->bytes, error);
+    message_describe(status, r->source, r->tag, r->bytes, error);
     free(r);
     *request = NULL;
     return error;
@@ -184,14 +185,14 @@ TLY_MPI_API int MPIABI_Wait(struct tly_mpi_request **request, struct tly_mpi_sta
 int MPIABI_Wait(struct tly_mpi_request **request, struct tly_mpi_status *status)
 {
     bool ended;
-    return end(request, true, &ended, status, "MPI_Wait");
+    return message_end(request, true, &ended, status, "MPI_Wait");
 }
 
 TLY_MPI_API int MPIABI_Test(struct tly_mpi_request **request, int *flag, struct tly_mpi_status *status);
 int MPIABI_Test(struct tly_mpi_request **request, int *flag, struct tly_mpi_status *status)
 {
     bool ended;
-    int error = end(request, false, &ended, status, "MPI_Test");
+    int error = message_end(request, false, &ended, status, "MPI_Test");
     *flag = ended;
     return error;
 }
@@ -203,7 +204,7 @@ int MPIABI_Waitall(int count, struct tly_mpi_request *requests[], struct tly_mpi
     int first = TLY_MPI_SUCCESS;
     for (int i = 0; i < count; i++) {
         bool ended;
-        int error = end(&requests[i], true, &ended, statuses ? &statuses[i] : NULL, "MPI_Waitall");
+        int error = message_end(&requests[i], true, &ended, statuses ? &statuses[i] : NULL, "MPI_Waitall");
         first = first ? first : error;
     }
     return first;
@@ -227,7 +228,7 @@ TLY_MPI_API int MPIABI_Isend(const void *buffer, int count, const struct tly_mpi
 int MPIABI_Isend(const void *buffer, int count, const struct tly_mpi_type *type, int to, int tag,
                  struct tly_mpi_comm *comm, struct tly_mpi_request **request)
 {
-    return begin(comm, true, (void *)(uintptr_t)buffer, count, type, to, tag, "MPI_Isend", request);
+    return message_begin(comm, true, (void *)(uintptr_t)buffer, count, type, to, tag, "MPI_Isend", request);
 }
 
 TLY_MPI_API int MPIABI_Irecv(void *buffer, int count, const struct tly_mpi_type *type, int from, int tag,
@@ -235,7 +236,7 @@ TLY_MPI_API int MPIABI_Irecv(void *buffer, int count, const struct tly_mpi_type 
 int MPIABI_Irecv(void *buffer, int count, const struct tly_mpi_type *type, int from, int tag,
                  struct tly_mpi_comm *comm, struct tly_mpi_request **request)
 {
-    return begin(comm, false, buffer, count, type, from, tag, "MPI_Irecv", request);
+    return message_begin(comm, false, buffer, count, type, from, tag, "MPI_Irecv", request);
 }
 
 TLY_MPI_API int MPIABI_Send(const void *buffer, int count, const struct tly_mpi_type *type, int to, int tag,
@@ -245,8 +246,9 @@ int MPIABI_Send(const void *buffer, int count, const struct tly_mpi_type *type, 
 {
     struct tly_mpi_request *request;
     bool ended;
-    int error = begin(comm, true, (void *)(uintptr_t)buffer, count, type, to, tag, "MPI_Send", &request);
-    return error ? error : end(&request, true, &ended, NULL, "MPI_Send");
+    int error =
+        message_begin(comm, true, (void *)(uintptr_t)buffer, count, type, to, tag, "MPI_Send", &request);
+    return error ? error : message_end(&request, true, &ended, NULL, "MPI_Send");
 }
 
 TLY_MPI_API int MPIABI_Recv(void *buffer, int count, const struct tly_mpi_type *type, int from, int tag,
@@ -256,8 +258,8 @@ int MPIABI_Recv(void *buffer, int count, const struct tly_mpi_type *type, int fr
 {
     struct tly_mpi_request *request;
     bool ended;
-    int error = begin(comm, false, buffer, count, type, from, tag, "MPI_Recv", &request);
-    return error ? error : end(&request, true, &ended, status, "MPI_Recv");
+    int error = message_begin(comm, false, buffer, count, type, from, tag, "MPI_Recv", &request);
+    return error ? error : message_end(&request, true, &ended, status, "MPI_Recv");
 }
 
 TLY_MPI_API int MPIABI_Sendrecv(const void *send, int send_count, const struct tly_mpi_type *send_type,
@@ -272,17 +274,18 @@ int MPIABI_Sendrecv(const void *send, int send_count, const struct tly_mpi_type 
     struct tly_mpi_request *sent, *received;
     size_t bytes;
     bool ended;
-    int error = check(comm, send_count, send_type, to, send_tag, function, &bytes);
+    int error = message_check(comm, send_count, send_type, to, send_tag, function, &bytes);
     if (!error)
-        error = begin(comm, false, take, take_count, take_type, from, take_tag, function, &received);
+        error = message_begin(comm, false, take, take_count, take_type, from, take_tag, function, &received);
     if (error)
         return error;
-    error = begin(comm, true, (void *)(uintptr_t)send, send_count, send_type, to, send_tag, function, &sent);
+    error = message_begin(comm, true, (void *)(uintptr_t)send, send_count, send_type, to, send_tag, function,
+                          &sent);
     if (!error)
-        error = end(&sent, true, &ended, NULL, function);
+        error = message_end(&sent, true, &ended, NULL, function);
     else if (received && received->op) /* it would write into the caller's memory later */
         tally_op_cancel(received->op, "the message that goes the other way cannot be sent");
-    int other = end(&received, !error || !received || received->op, &ended, status, function);
+    int other = message_end(&received, !error || !received || received->op, &ended, status, function);
     if (!ended)
         free(received); /* a letter that will not come */
     return error ? error : other;

@@ -39,7 +39,7 @@ static char sentences[REMEMBERED][SENTENCE];
 static unsigned sentence_count;
 static char lost[SENTENCE];
 
-static int remember(int error_class, const char *text)
+static int world_remember(int error_class, const char *text)
 {
     pthread_mutex_lock(&errors_lock);
     unsigned n = sentence_count++ % ((TLY_MPI_ERR_LASTCODE >> 8) - 1);
@@ -56,7 +56,7 @@ int tly_mpi_fail(int error_class, const char *function, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text + n, sizeof text - (size_t)n, format, arguments);
     va_end(arguments);
-    return remember(error_class, text);
+    return world_remember(error_class, text);
 }
 
 int tly_mpi_error(int err, const char *function)
@@ -74,7 +74,7 @@ int MPIABI_Error_class(int code, int *error_class)
     return TLY_MPI_SUCCESS;
 }
 
-static const char *class_name(int error_class)
+static const char *world_class_name(int error_class)
 {
     static const struct {
         const char *name;
@@ -97,7 +97,7 @@ int MPIABI_Error_string(int code, char *string, int *length)
     pthread_mutex_lock(&errors_lock);
     bool kept = code >> 8 && sentence_count - 1 - n < REMEMBERED;
     snprintf(string, TLY_MPI_MAX_ERROR_STRING, "%s",
-             kept ? sentences[n % REMEMBERED] : class_name(code & (MOST_CLASSES - 1)));
+             kept ? sentences[n % REMEMBERED] : world_class_name(code & (MOST_CLASSES - 1)));
     pthread_mutex_unlock(&errors_lock);
     *length = (int)strlen(string);
     return TLY_MPI_SUCCESS;
@@ -329,7 +329,7 @@ int MPIABI_Comm_size(struct tly_mpi_comm *comm, int *size)
     return error;
 }
 
-static void destroy(struct tly_mpi_comm *comm)
+static void world_destroy(struct tly_mpi_comm *comm)
 {
     if (!comm)
         return;
@@ -339,15 +339,15 @@ static void destroy(struct tly_mpi_comm *comm)
     free(comm);
 }
 
-static int rank_in_job(const struct tly_mpi_comm *comm, int rank)
+static int world_rank_in_job(const struct tly_mpi_comm *comm, int rank)
 {
     return comm->ranks ? comm->ranks[rank] : comm->size > 1 ? rank : tly_mpi_world.rank;
 }
 
 /* A communicator of the parent's ranks `members`, which are sorted, with a name of its own: the parent's, which of the
  * parent's children it is, and its color. */
-static int create(struct tly_mpi_comm *parent, unsigned number, int color, const int members[], int size,
-                  const char *function, struct tly_mpi_comm **made)
+static int world_create(struct tly_mpi_comm *parent, unsigned number, int color, const int members[],
+                        int size, const char *function, struct tly_mpi_comm **made)
 {
     struct tly_mpi_comm *comm = calloc(1, sizeof *comm);
     int error = TLY_MPI_SUCCESS;
@@ -357,11 +357,11 @@ static int create(struct tly_mpi_comm *parent, unsigned number, int color, const
     }
     if (!comm || !comm->ranks ||
         asprintf(&comm->name, "%s.%u/%d", parent->name ? parent->name : "mpi", number, color) < 0) {
-        destroy(comm);
+        world_destroy(comm);
         return tly_mpi_fail(TLY_MPI_ERR_NO_MEM, function, "out of memory");
     }
     for (int i = 0; i < size; i++) {
-        comm->ranks[i] = rank_in_job(parent, members[i]);
+        comm->ranks[i] = world_rank_in_job(parent, members[i]);
         if (members[i] == parent->rank)
             comm->rank = i;
     }
@@ -372,7 +372,7 @@ static int create(struct tly_mpi_comm *parent, unsigned number, int color, const
         tly_mpi_leave();
     }
     if (error)
-        destroy(comm);
+        world_destroy(comm);
     else
         *made = comm;
     return error;
@@ -382,14 +382,14 @@ struct place {
     int color, key, rank;
 };
 
-static int by_key(const void *left, const void *right)
+static int world_by_key(const void *left, const void *right)
 {
     const struct place *a = left, *b = right;
     return a->key != b->key ? (a->key > b->key) - (a->key < b->key)
                             : (a->rank > b->rank) - (a->rank < b->rank);
 }
 
-static int split(struct tly_mpi_comm *parent, int color, int key, struct tly_mpi_comm **made)
+static int world_split(struct tly_mpi_comm *parent, int color, int key, struct tly_mpi_comm **made)
 {
     static const char *const function = "MPI_Comm_split";
     struct place own = {color, key, parent->rank}, *all = calloc((size_t)parent->size, sizeof *all);
@@ -408,11 +408,11 @@ static int split(struct tly_mpi_comm *parent, int color, int key, struct tly_mpi
         error = tly_mpi_gather(parent, &own, sizeof own, all, function, function);
     }
     if (!error && color != TLY_MPI_UNDEFINED) {
-        qsort(all, (size_t)parent->size, sizeof *all, by_key);
+        qsort(all, (size_t)parent->size, sizeof *all, world_by_key);
         for (int i = 0; i < parent->size; i++)
             if (all[i].color == color)
                 members[size++] = all[i].rank;
-        error = create(parent, number, color, members, size, function, made);
+        error = world_create(parent, number, color, members, size, function, made);
     }
     free(members);
     free(all);
@@ -425,7 +425,7 @@ int MPIABI_Comm_split(struct tly_mpi_comm *comm, int color, int key, struct tly_
     int length, error = tly_mpi_check_comm(comm, "MPI_Comm_split");
     *made = NULL;
     if (!error)
-        error = split(comm, color, key, made);
+        error = world_split(comm, color, key, made);
     if (error) {
         char text[TLY_MPI_MAX_ERROR_STRING];
         MPIABI_Error_string(error, text, &length);
@@ -454,7 +454,7 @@ int MPIABI_Comm_dup(struct tly_mpi_comm *comm, struct tly_mpi_comm **made)
     for (int i = 0; i < comm->size; i++)
         members[i] = i;
     unsigned number = atomic_fetch_add(&comm->splits, 1);
-    error = create(comm, number, -1, members, comm->size, "MPI_Comm_dup", made);
+    error = world_create(comm, number, -1, members, comm->size, "MPI_Comm_dup", made);
     free(members);
     return error;
 }
@@ -467,7 +467,7 @@ int MPIABI_Comm_free(struct tly_mpi_comm **comm)
     if (*comm == &tly_mpi_world || *comm == &tly_mpi_self)
         return tly_mpi_fail(TLY_MPI_ERR_COMM, "MPI_Comm_free",
                             "MPI_COMM_WORLD and MPI_COMM_SELF cannot be freed");
-    destroy(*comm);
+    world_destroy(*comm);
     *comm = NULL;
     return TLY_MPI_SUCCESS;
 }
