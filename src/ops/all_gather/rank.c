@@ -68,8 +68,8 @@ static void gather_release(struct tally_op *op)
 }
 
 /* Plan the services that relay the parts of these pieces.  -ENOMEM. */
-static int plan_pieces(const tally_comm *c, const struct tally_op *op, const uint64_t *piece,
-                       struct tly_relay *r)
+static int gather_plan_pieces(const tally_comm *c, const struct tally_op *op, const uint64_t *piece,
+                              struct tly_relay *r)
 {
     const struct tally_group *g = op->group;
     struct tly_plan_machine *machine = tly_tensor_machines(c, op);
@@ -84,8 +84,8 @@ static int plan_pieces(const tally_comm *c, const struct tally_op *op, const uin
 
 /* Each part is a broadcast from its owner.  As of a scatter, the n-th parts of all pieces go before any piece's next: all
  * machines' cards send and receive all the time. */
-static void lay_out(tally_comm *c, struct tally_op *op, int n, const uint64_t *piece, uint32_t part,
-                    struct tly_relay *r, uint8_t *to)
+static void gather_lay_out(tally_comm *c, struct tally_op *op, int n, const uint64_t *piece, uint32_t part,
+                           struct tly_relay *r, uint8_t *to)
 {
     const struct tally_group *g = op->group;
     struct part *p = op->parts + 1;
@@ -138,11 +138,11 @@ static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piec
     for (int i = 0; i < n; i++)
         total += tly_parts_count(piece[i], part);
     struct tly_relay *r = malloc(sizeof *r);
-    int err = r ? plan_pieces(c, op, piece, r) : -ENOMEM;
+    int err = r ? gather_plan_pieces(c, op, piece, r) : -ENOMEM;
     if (!err)
         err = tly_parts_more(op, total);
     if (!err)
-        lay_out(c, op, n, piece, part, r, to);
+        gather_lay_out(c, op, n, piece, part, r, to);
     tly_progress_limit(&op->progress, ROWS_AHEAD * (uint32_t)n);
     free(r);
     if (!err && piece[g->rank] && to + before != op->input)
@@ -155,7 +155,7 @@ static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piec
  * belongs, while one that comes unasked is copied there from the service. */
 enum { UNASKED_BYTES = 1 << 20 }; /* bench/goodput/cards.c has it, too */
 
-static int even_parts(tally_comm *c, struct tally_op *op)
+static int gather_even_parts(tally_comm *c, struct tally_op *op)
 {
     uint8_t *own = op->output + (size_t)op->group->rank * op->bytes;
     if (op->bytes <= UNASKED_BYTES) {
@@ -175,7 +175,7 @@ static int even_parts(tally_comm *c, struct tally_op *op)
 
 /* Bytes of each rank's piece, by the list of first dimensions.  -EOVERFLOW: they are too many for memory, or for a number
  * of parts.  -ENOMEM. */
-static int measure_pieces(struct tally_op *op, uint64_t **out)
+static int gather_measure_pieces(struct tally_op *op, uint64_t **out)
 {
     struct gather *own = tly_op_own(op);
     const struct tally_group *g = op->group;
@@ -205,7 +205,7 @@ static int gather_listed(tally_comm *c, struct tally_op *op)
         return 0;
     own->listed = true;
     uint64_t *piece;
-    int err = measure_pieces(op, &piece);
+    int err = gather_measure_pieces(op, &piece);
     if (err)
         return err;
     own->data = malloc(own->bytes ? own->bytes : 1);
@@ -223,7 +223,7 @@ static int gather_cut(tally_comm *c, struct tally_op *op)
     struct gather *own = tly_op_own(op);
     int err = tly_parts_roll_call(c, op);
     if (err || op->even)
-        return err ? err : even_parts(c, op);
+        return err ? err : gather_even_parts(c, op);
     struct part *p = &op->parts[0];
     own->first_dim = tly_spec_first_dim(&op->spec);
     p->input = (const uint8_t *)&own->first_dim;

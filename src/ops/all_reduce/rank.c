@@ -15,12 +15,12 @@
 #include "ops/local.h"
 #include "reduce/reduce.h"
 
-static bool sum_spares(uint32_t root)
+static bool reduce_sum_spares(uint32_t root)
 {
     return true;
 }
 
-static const struct tly_local_call sum_local = {.reduces = true, .spares = sum_spares};
+static const struct tly_local_call sum_local = {.reduces = true, .spares = reduce_sum_spares};
 
 const struct tly_call tly_call_push_pull = {
     .cut = tly_parts_whole,
