@@ -30,7 +30,7 @@
 #define HYSTERESIS .02 /* a card that falls short has carried so much more again before it does so anew */
 
 /* Which cards are used, which have a share, and behind which of them sums are slow. */
-static void look(struct tly_replan *r, int count, const struct tly_replan_service *s)
+static void candidate_look(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     for (int i = 0; i < count; i++)
         r->place[i].used = r->place[i].slowed = r->place[i].dealt = false;
@@ -51,7 +51,7 @@ bool tly_candidates_is_card(const struct tly_replan *r, const struct tly_replan_
 
 /* --- a plan by candidates --------------------------------------------------------------------------- */
 
-static double lower_limit(double a, double b)
+static double candidate_lower_limit(double a, double b)
 {
     return a > 0 && b > 0 ? fmin(a, b) : fmax(a, b);
 }
@@ -66,7 +66,7 @@ int tly_candidates_gather(struct tly_replan *r, int count, const struct tly_repl
         struct tly_plan_machine *m = &r->machine[n];
         *m = s[i].machine;
         m->bandwidth = r->place[s[i].machine.card].next;
-        m->sum_rate = lower_limit(s[i].machine.sum_rate, p->next_sums);
+        m->sum_rate = candidate_lower_limit(s[i].machine.sum_rate, p->next_sums);
         m->card = (uint32_t)n;
         for (int j = 0; j < n; j++)
             if (s[r->from[j]].machine.card == s[i].machine.card) {
@@ -79,7 +79,7 @@ int tly_candidates_gather(struct tly_replan *r, int count, const struct tly_repl
     return n;
 }
 
-static bool any(int count, const uint32_t *weight)
+static bool candidate_any(int count, const uint32_t *weight)
 {
     for (int i = 0; i < count; i++)
         if (weight[i])
@@ -93,15 +93,15 @@ double tly_candidates_gain(struct tly_replan *r, int count, const struct tly_rep
     if (!n || tly_plan_split(TLY_SPLIT_OPTIMAL, n, r->machine, r->weight) != 0)
         return -1;
     double after = tly_plan_cost(n, r->machine, r->weight, NULL);
-    double before = any(n, r->now) ? tly_plan_cost(n, r->machine, r->now, NULL) : INFINITY;
+    double before = candidate_any(n, r->now) ? tly_plan_cost(n, r->machine, r->now, NULL) : INFINITY;
     return after > 0 && before > 0 ? before / after - 1 : -1; /* NAN: not known */
 }
 
 /* --- candidates ------------------------------------------------------------------------------------- */
 
 /* Another card's value that is as good as this one, or this one. */
-static double snap(const struct tly_replan *r, int count, const struct tly_replan_service *s, int but,
-                   double value, double tolerance)
+static double candidate_snap(const struct tly_replan *r, int count, const struct tly_replan_service *s,
+                             int but, double value, double tolerance)
 {
     double best = value, nearest = tolerance;
     for (int i = 0; i < count; i++) {
@@ -126,7 +126,7 @@ void tly_candidates_forget(struct tly_replan *r)
 }
 
 /* What it carries while it is busy, over its value. */
-static double of_value(const struct tly_gauge *g)
+static double candidate_of_value(const struct tly_gauge *g)
 {
     return g->value > 0 ? tly_gauge_while_busy(g) / g->value : 1;
 }
@@ -140,7 +140,7 @@ void tly_candidates_find_short(struct tly_replan *r, int count, const struct tly
         if (!tly_candidates_is_card(r, s, i) || p->card.count < TLY_GAUGE_SHORT)
             continue;
         double limit = 1 - TLY_REPLAN_NEAR + (p->known.falls_short ? HYSTERESIS : 0);
-        bool falls_short = tly_gauge_is_full(&p->card) && of_value(&p->card) < limit;
+        bool falls_short = tly_gauge_is_full(&p->card) && candidate_of_value(&p->card) < limit;
         if (falls_short && !p->known.falls_short && r->samples >= r->waits_again)
             r->waits_again = r->samples + WAITS_APART;
         p->known.falls_short = falls_short;
@@ -148,10 +148,10 @@ void tly_candidates_find_short(struct tly_replan *r, int count, const struct tly
 }
 
 /* How busy the plan keeps each card, by the values and the split that hold. */
-static void find_loads(struct tly_replan *r, int count, const struct tly_replan_service *s)
+static void candidate_find_loads(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     int n = tly_candidates_gather(r, count, s);
-    double takes = n && any(n, r->now) ? tly_plan_cost(n, r->machine, r->now, NULL) : NAN;
+    double takes = n && candidate_any(n, r->now) ? tly_plan_cost(n, r->machine, r->now, NULL) : NAN;
     for (int i = 0; i < count; i++)
         r->place[i].load = 1;
     for (int j = 0; j < n; j++) {
@@ -164,7 +164,7 @@ static void find_loads(struct tly_replan *r, int count, const struct tly_replan_
 
 void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    look(r, count, s);
+    candidate_look(r, count, s);
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         if (tly_candidates_is_card(r, s, i))
@@ -181,7 +181,7 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
         p->next_sums = p->sums.value;
         p->eases = false;
     }
-    find_loads(r, count, s);
+    candidate_find_loads(r, count, s);
 }
 
 bool tly_candidates_wait(const struct tly_replan *r, int count, const struct tly_replan_service *s)
@@ -217,7 +217,7 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
         if (!tly_candidates_is_card(r, s, i) || p->card.value > 0)
             continue;
         double value = isinf(slowest) ? tly_gauge_while_busy(&p->card) : slowest;
-        p->card.value = p->next = snap(r, count, s, i, value, SAME_AT_FIRST);
+        p->card.value = p->next = candidate_snap(r, count, s, i, value, SAME_AT_FIRST);
         p->card.guess = true;
     }
     return isinf(slowest);
@@ -225,16 +225,18 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
 
 /* Has another card backlogs for clearly more of the time, which explain this one's?  That is a card of another value that
  * carries less of its value, or one that carries about its value and that the plan keeps busy for clearly longer. */
-static bool waits_for_another(const struct tly_replan *r, int count, const struct tly_replan_service *s,
-                              const struct place *own)
+static bool candidate_waits_for_another(const struct tly_replan *r, int count,
+                                        const struct tly_replan_service *s, const struct place *own)
 {
-    double limit = fmin(of_value(&own->card), 1 - TLY_REPLAN_CLEARLY), busy = tly_gauge_busy(&own->card);
+    double limit = fmin(candidate_of_value(&own->card), 1 - TLY_REPLAN_CLEARLY),
+           busy = tly_gauge_busy(&own->card);
     for (int i = 0; i < count; i++) {
         const struct place *p = &r->place[i];
         const struct tly_gauge *g = &p->card;
         bool refuted = r->samples < p->known.refuted_until;
-        bool slower = g->value != own->card.value && of_value(g) < limit && !refuted;
-        bool planned = p->load > own->load + TLY_REPLAN_CLEARLY && of_value(g) >= 1 - TLY_REPLAN_CLEARLY;
+        bool slower = g->value != own->card.value && candidate_of_value(g) < limit && !refuted;
+        bool planned =
+            p->load > own->load + TLY_REPLAN_CLEARLY && candidate_of_value(g) >= 1 - TLY_REPLAN_CLEARLY;
         if (tly_candidates_is_card(r, s, i) && (slower || planned) && tly_gauge_is_full(g) &&
             tly_gauge_busy(g) > busy + TLY_REPLAN_LESS_BUSY)
             return true;
@@ -243,15 +245,16 @@ static bool waits_for_another(const struct tly_replan *r, int count, const struc
 }
 
 /* What a card's gauge says.  A card that waits for another one is no slower. */
-static double by_gauge(const struct tly_replan *r, int count, const struct tly_replan_service *s,
-                       const struct place *p, double near)
+static double candidate_by_gauge(const struct tly_replan *r, int count, const struct tly_replan_service *s,
+                                 const struct place *p, double near)
 {
     double value = tly_gauge_estimate(&p->card, near);
-    return value < p->card.value && waits_for_another(r, count, s, p) ? p->card.value : value;
+    return value < p->card.value && candidate_waits_for_another(r, count, s, p) ? p->card.value : value;
 }
 
 /* Does another card have the same value?  Then a small deviation is no reason to part them. */
-static bool is_shared(const struct tly_replan *r, int count, const struct tly_replan_service *s, int but)
+static bool candidate_is_shared(const struct tly_replan *r, int count, const struct tly_replan_service *s,
+                                int but)
 {
     for (int i = 0; i < count; i++)
         if (i != but && tly_candidates_is_card(r, s, i) && r->place[i].card.value == r->place[but].card.value)
@@ -261,8 +264,8 @@ static bool is_shared(const struct tly_replan *r, int count, const struct tly_re
 
 /* The card's backlogs have clearly exceeded those of all others of its value and kind, workers or tallyds, for TLY_GAUGE_LONG
  * samples: it holds them up. */
-static bool is_busiest_of_kind(const struct tly_replan *r, int count, const struct tly_replan_service *s,
-                               int i)
+static bool candidate_is_busiest_of_role(const struct tly_replan *r, int count,
+                                         const struct tly_replan_service *s, int i)
 {
     const struct place *p = &r->place[i];
     if (!tly_gauge_is_full(&p->card))
@@ -282,8 +285,8 @@ static bool is_busiest_of_kind(const struct tly_replan *r, int count, const stru
 }
 
 /* Is every full card of this value a guess?  Then nobody knows that any of them carries it. */
-static bool is_guessed(const struct tly_replan *r, int count, const struct tly_replan_service *s,
-                       double value)
+static bool candidate_is_guessed(const struct tly_replan *r, int count, const struct tly_replan_service *s,
+                                 double value)
 {
     for (int i = 0; i < count; i++) {
         const struct tly_gauge *g = &r->place[i].card;
@@ -296,17 +299,18 @@ static bool is_guessed(const struct tly_replan *r, int count, const struct tly_r
 /* Cards that share a value move together, to the median of those gauges that say another one, if most of them do.  Where the
  * value is but a guess, only full cards have a voice, and the others follow.  A card that is far from the median moves
  * alone. */
-static void estimate_class(struct tly_replan *r, int count, const struct tly_replan_service *s, int first)
+static void candidate_estimate_class(struct tly_replan *r, int count, const struct tly_replan_service *s,
+                                     int first)
 {
     double value = r->place[first].card.value;
     int members = 0, known = 0;
-    bool guessed = is_guessed(r, count, s, value);
+    bool guessed = candidate_is_guessed(r, count, s, value);
     for (int i = first; i < count; i++) {
         const struct tly_gauge *g = &r->place[i].card;
         bool silent = guessed && g->guess && !tly_gauge_is_full(g);
         if (!tly_candidates_is_card(r, s, i) || g->value != value || silent)
             continue;
-        double own = by_gauge(r, count, s, &r->place[i], 0);
+        double own = candidate_by_gauge(r, count, s, &r->place[i], 0);
         members++;
         if (own != value)
             r->sorted[known++] = own;
@@ -321,13 +325,13 @@ static void estimate_class(struct tly_replan *r, int count, const struct tly_rep
         struct place *p = &r->place[i];
         if (!tly_candidates_is_card(r, s, i) || p->card.value != value)
             continue;
-        double own = by_gauge(r, count, s, p, 0);
+        double own = candidate_by_gauge(r, count, s, p, 0);
         if (own == value || fabs(own / middle - 1) <= TLY_REPLAN_NEAR_SHARED)
             p->next = tly_gauge_bound(&p->card, middle);
     }
 }
 
-static bool is_first_of_class(const struct tly_replan *r, const struct tly_replan_service *s, int i)
+static bool candidate_is_first_of_class(const struct tly_replan *r, const struct tly_replan_service *s, int i)
 {
     for (int j = 0; j < i; j++)
         if (tly_candidates_is_card(r, s, j) && r->place[j].card.value == r->place[i].card.value)
@@ -336,7 +340,7 @@ static bool is_first_of_class(const struct tly_replan *r, const struct tly_repla
 }
 
 /* Gauges err in the same way again and again: a small deviation that a try has refuted is no news. */
-static bool is_refuted(const struct tly_replan *r, const struct place *p, double value)
+static bool candidate_is_refuted(const struct tly_replan *r, const struct place *p, double value)
 {
     return r->samples < p->known.refuted_until &&
            fabs(value / p->known.refuted - 1) < TLY_REPLAN_NEAR_SHARED &&
@@ -344,7 +348,8 @@ static bool is_refuted(const struct tly_replan *r, const struct place *p, double
 }
 
 /* Bytes/s of inputs that tallyd i would receive if the job went as fast as the plan says; 0: not known. */
-static double planned_inputs(struct tly_replan *r, int count, const struct tly_replan_service *s, int i)
+static double candidate_planned_inputs(struct tly_replan *r, int count, const struct tly_replan_service *s,
+                                       int i)
 {
     int n = tly_candidates_gather(r, count, s);
     double total = 0, ranks = 0, takes = n ? tly_plan_cost(n, r->machine, r->now, NULL) : NAN;
@@ -357,7 +362,8 @@ static double planned_inputs(struct tly_replan *r, int count, const struct tly_r
 
 /* Does the process of the tallyd behind card i hold everybody up?  Inputs wait before it and results do not, its card is busier
  * than every other, and the job falls short of the plan.  A processor that is short does that (cpu.max). */
-static bool is_slow_process(struct tly_replan *r, int count, const struct tly_replan_service *s, int i)
+static bool candidate_is_slow_process(struct tly_replan *r, int count, const struct tly_replan_service *s,
+                                      int i)
 {
     const struct place *p = &r->place[i];
     double limit = tly_gauge_busy(&p->card) - TLY_REPLAN_LESS_BUSY, carried = tly_gauge_carried(&p->card);
@@ -371,15 +377,15 @@ static bool is_slow_process(struct tly_replan *r, int count, const struct tly_re
         if (j != i && (shares || (is_other && (g->count < TLY_GAUGE_SHORT || tly_gauge_busy(g) > limit))))
             return false;
     }
-    return carried < planned_inputs(r, count, s, i) * (1 - TLY_REPLAN_CLEARLY);
+    return carried < candidate_planned_inputs(r, count, s, i) * (1 - TLY_REPLAN_CLEARLY);
 }
 
 /* A tallyd whose process is slow counts as half of what it carries.  True: there is one. */
-static bool find_slow_process(struct tly_replan *r, int count, const struct tly_replan_service *s)
+static bool candidate_find_slow_process(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
-        if (!tly_candidates_is_card(r, s, i) || !is_slow_process(r, count, s, i))
+        if (!tly_candidates_is_card(r, s, i) || !candidate_is_slow_process(r, count, s, i))
             continue;
         p->next = tly_gauge_carried(&p->card) / 2;
         p->eases = true;
@@ -391,22 +397,24 @@ static bool find_slow_process(struct tly_replan *r, int count, const struct tly_
 bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     bool moved = false, busy = false;
-    if (find_slow_process(r, count, s))
+    if (candidate_find_slow_process(r, count, s))
         return true; /* the others wait for it, so their gauges say nothing */
     for (int i = 0; i < count; i++)
         busy |= tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&r->place[i].card);
     for (int i = 0; i < count; i++)
-        if (is_first_of_class(r, s, i))
-            estimate_class(r, count, s, i);
+        if (candidate_is_first_of_class(r, s, i))
+            candidate_estimate_class(r, count, s, i);
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
         p->parts = false;
         if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
-            bool shared = is_shared(r, count, s, i), alike = shared && !is_busiest_of_kind(r, count, s, i);
+            bool shared = candidate_is_shared(r, count, s, i),
+                 alike = shared && !candidate_is_busiest_of_role(r, count, s, i);
             double near = alike ? TLY_REPLAN_NEAR_SHARED : TLY_REPLAN_NEAR;
-            double value = by_gauge(r, count, s, p, fmax(near, BEYOND_SPREAD * tly_gauge_spread(&p->card)));
-            if (value != p->card.value && !is_refuted(r, p, value))
-                p->next = snap(r, count, s, i, value, SAME);
+            double value =
+                candidate_by_gauge(r, count, s, p, fmax(near, BEYOND_SPREAD * tly_gauge_spread(&p->card)));
+            if (value != p->card.value && !candidate_is_refuted(r, p, value))
+                p->next = candidate_snap(r, count, s, i, value, SAME);
             p->parts = shared && fabs(p->next / p->card.value - 1) <= TLY_GAUGE_FAR;
         }
         /* Where a card is busy all the time inputs wait for what crosses that one, wherever they lie. */
@@ -420,23 +428,23 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
 }
 
 /* Has the card carried more by far in this job? */
-static bool has_lost(const struct place *p)
+static bool candidate_has_lost(const struct place *p)
 {
     return tly_gauge_carried(&p->card) > 0 && p->known.peak > p->card.value * (1 + TLY_GAUGE_FAR);
 }
 
 /* Has a card that carried more become clearly less busy than the busiest, for long?  Without a share it has its machine's own
  * gradient alone, and by its value the job waits for that: nothing is found to gain elsewhere.  Then a small loss will do. */
-static bool has_recovered(const struct place *p, double long_busiest)
+static bool candidate_has_recovered(const struct place *p, double long_busiest)
 {
     double busy = tly_gauge_long_busy(&p->card);
-    bool lost = p->dealt ? has_lost(p) : p->known.peak > p->card.value * (1 + TLY_REPLAN_NEAR);
+    bool lost = p->dealt ? candidate_has_lost(p) : p->known.peak > p->card.value * (1 + TLY_REPLAN_NEAR);
     return lost && busy > 0 && busy < long_busiest - 2 * TLY_REPLAN_LESS_BUSY;
 }
 
 /* A card with time to spare, of which nobody has declared that it carries no more.  (Behind slow sums it has that, too.)  A
  * guess need only be less busy than the busiest. */
-static bool has_spare(const struct tly_gauge *g, double busiest)
+static bool candidate_has_spare(const struct tly_gauge *g, double busiest)
 {
     double busy = tly_gauge_busy(g);
     return tly_gauge_has_slack(g) || (g->guess && busy > 0 && busy < busiest - TLY_REPLAN_LESS_BUSY);
@@ -444,13 +452,15 @@ static bool has_spare(const struct tly_gauge *g, double busiest)
 
 /* The median of the values of those cards that are busy all the time and have lost nothing; 0: there is none.  carried: of what
  * they carry, which is less where one falls short.  The two medians may be of different cards. */
-static double usual(struct tly_replan *r, int count, const struct tly_replan_service *s, bool carried)
+static double candidate_usual(struct tly_replan *r, int count, const struct tly_replan_service *s,
+                              bool carried)
 {
     int full = 0;
     for (int i = 0; i < count; i++) {
         const struct place *p = &r->place[i];
         double carries = p->known.falls_short ? tly_gauge_while_busy(&p->card) : p->card.value;
-        if (tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) && carries > 0 && !has_lost(p))
+        if (tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) && carries > 0 &&
+            !candidate_has_lost(p))
             r->sorted[full++] = carried ? carries : p->card.value;
     }
     tly_sort(r->sorted, (size_t)full);
@@ -459,49 +469,51 @@ static double usual(struct tly_replan *r, int count, const struct tly_replan_ser
 
 /* It was measured far below what others carry, perhaps because something else was on its way, and was not tried in vain for
  * that lately. */
-static bool is_doubtful(const struct tly_replan *r, const struct place *p, double others)
+static bool candidate_is_doubtful(const struct tly_replan *r, const struct place *p, double others)
 {
-    return r->samples >= p->known.asked_until && !has_lost(p) && (p->felt || !p->card.guess) &&
+    return r->samples >= p->known.asked_until && !candidate_has_lost(p) && (p->felt || !p->card.guess) &&
            p->card.most == 0 && tly_gauge_carried(&p->card) > 0 &&
            p->card.value < others * (1 - TLY_REPLAN_CLEARLY);
 }
 
 /* Whether it carries more need not show: with a share of half an equal one, a card has something on its way all the time.
  * Without a share that is the machine's own gradient alone, and what carries that shows. */
-static bool may_hide(const struct place *p)
+static bool candidate_may_hide(const struct place *p)
 {
-    return p->dealt && (has_lost(p) || p->doubtful);
+    return p->dealt && (candidate_has_lost(p) || p->doubtful);
 }
 
 /* Has it this value, which is no guess, and has it never carried more by far?  Such cards are alike. */
-static bool is_known_as(const struct tly_replan *r, const struct tly_replan_service *s, int i, double value)
+static bool candidate_is_known_as(const struct tly_replan *r, const struct tly_replan_service *s, int i,
+                                  double value)
 {
     const struct place *p = &r->place[i];
-    return tly_candidates_is_card(r, s, i) && !p->card.guess && p->card.value == value && !has_lost(p);
+    return tly_candidates_is_card(r, s, i) && !p->card.guess && p->card.value == value &&
+           !candidate_has_lost(p);
 }
 
 /* If fewer than half of the cards that are alike seem idle, none of them is tried. */
-static void keep_alike(struct tly_replan *r, int count, const struct tly_replan_service *s)
+static void candidate_keep_alike(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     for (int i = 0; i < count; i++) {
-        if (!is_first_of_class(r, s, i))
+        if (!candidate_is_first_of_class(r, s, i))
             continue;
         double value = r->place[i].card.value;
         int alike = 0, raised = 0;
         for (int j = 0; j < count; j++)
-            if (is_known_as(r, s, j, value)) {
+            if (candidate_is_known_as(r, s, j, value)) {
                 alike++;
                 raised += r->place[j].next > value;
             }
         for (int j = 0; j < count && 2 * raised < alike; j++)
-            if (is_known_as(r, s, j, value))
+            if (candidate_is_known_as(r, s, j, value))
                 r->place[j].next = value;
     }
 }
 
 /* others: the usual value of cards that are busy all the time; 0: there are none.  most: what any card was known to carry.
  * hides: it is busy all the time itself. */
-static double value_to_try(const struct place *p, double others, double most, bool far, bool hides)
+static double candidate_value_to_try(const struct place *p, double others, double most, bool far, bool hides)
 {
     double now = p->card.value, step = (others > 0 ? STEP_ONE : STEP_ALL) * now;
     double seen =
@@ -510,29 +522,29 @@ static double value_to_try(const struct place *p, double others, double most, bo
     if (p->card.guess && others > now)
         value = others; /* it may be like them again */
     if (hides)
-        value = fmin(value, has_lost(p) ? p->known.peak : others);
+        value = fmin(value, candidate_has_lost(p) ? p->known.peak : others);
     return tly_gauge_bound(&p->card, value);
 }
 
 /* Does the job wait for this card, now or most of the time?  Cards that vary are busy by turns. */
-static bool holds_up(const struct tly_gauge *g)
+static bool candidate_holds_up(const struct tly_gauge *g)
 {
     return tly_gauge_is_full(g) || tly_gauge_is_long_full(g);
 }
 
 bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_replan_service *s, bool far)
 {
-    double others = usual(r, count, s, true), planned = usual(r, count, s, false), busiest = 0, most = 0,
-           long_busiest = 0;
+    double others = candidate_usual(r, count, s, true), planned = candidate_usual(r, count, s, false),
+           busiest = 0, most = 0, long_busiest = 0;
     int busy = 0;
     bool some = false;
-    look(r, count, s);
+    candidate_look(r, count, s);
     for (int i = 0; i < count; i++)
         if (tly_candidates_is_card(r, s, i)) {
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
             long_busiest = fmax(long_busiest, tly_gauge_long_busy(&r->place[i].card));
             most = fmax(most, r->place[i].known.peak);
-            busy += holds_up(&r->place[i].card);
+            busy += candidate_holds_up(&r->place[i].card);
         }
     for (int i = 0; i < count; i++) {
         struct place *p = &r->place[i];
@@ -540,25 +552,26 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
          * others which have lost speed, or which are busy most of the time but not now. */
         bool alike = others > 0 ? p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
                                       p->card.value < planned * (1 + TLY_GAUGE_FAR)
-                                : busy > (holds_up(&p->card) ? 1 : 0);
-        bool allowed =
-            (!alike || has_lost(p) || tly_gauge_is_idle(&p->card)) && r->samples >= p->known.held_until;
-        p->doubtful = far && p->dealt && is_doubtful(r, p, others);
-        bool spare = has_spare(&p->card, busiest);
-        bool recovers = !spare && has_recovered(p, long_busiest), hides = far && !spare && may_hide(p);
+                                : busy > (candidate_holds_up(&p->card) ? 1 : 0);
+        bool allowed = (!alike || candidate_has_lost(p) || tly_gauge_is_idle(&p->card)) &&
+                       r->samples >= p->known.held_until;
+        p->doubtful = far && p->dealt && candidate_is_doubtful(r, p, others);
+        bool spare = candidate_has_spare(&p->card, busiest);
+        bool recovers = !spare && candidate_has_recovered(p, long_busiest),
+             hides = far && !spare && candidate_may_hide(p);
         if (tly_candidates_is_card(r, s, i) && allowed && (spare || recovers || hides) && p->card.value > 0 &&
             !p->slowed) {
-            double value = value_to_try(p, others, most, far, hides);
+            double value = candidate_value_to_try(p, others, most, far, hides);
             if (recovers)
                 value = fmin(value, p->known.peak); /* more would make it slow, and seem to be in vain */
-            p->next = fmax(p->card.value, snap(r, count, s, i, value, SAME_AT_FIRST));
+            p->next = fmax(p->card.value, candidate_snap(r, count, s, i, value, SAME_AT_FIRST));
         }
         if (s[i].active && !p->rests && p->sums.value > 0 && s[i].weight && tly_gauge_has_slack(&p->sums)) {
             p->next_sums = far ? 0 : STEP_ONE * p->sums.value;
             some = true;
         }
     }
-    keep_alike(r, count, s);
+    candidate_keep_alike(r, count, s);
     for (int i = 0; i < count; i++)
         some |= r->place[i].next > r->place[i].card.value;
     return some;

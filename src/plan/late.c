@@ -42,7 +42,7 @@ void tly_own_see(struct tly_own *o, const struct tly_steps *s)
 }
 
 /* The mean of the middle half of its samples. */
-static double usual(const struct tly_own *o, enum tly_own_figure figure)
+static double late_usual(const struct tly_own *o, enum tly_own_figure figure)
 {
     double sorted[TLY_LATE_SAMPLES], sum = 0;
     uint32_t n = o->count < TLY_LATE_SAMPLES ? o->count : TLY_LATE_SAMPLES, cut = n / 4;
@@ -54,28 +54,28 @@ static double usual(const struct tly_own *o, enum tly_own_figure figure)
     return sum / (n - 2 * cut);
 }
 
-static double share(const struct tly_own *o)
+static double late_share(const struct tly_own *o)
 {
-    return usual(o, TLY_OWN_SHARE);
+    return late_usual(o, TLY_OWN_SHARE);
 }
-static double paged(const struct tly_own *o)
+static double late_paged(const struct tly_own *o)
 {
-    return usual(o, TLY_OWN_PAGED);
+    return late_usual(o, TLY_OWN_PAGED);
 }
 /* What it would take if it waited for no processor. */
-static double unwaited(const struct tly_own *o)
+static double late_unwaited(const struct tly_own *o)
 {
-    return fmax(share(o) - usual(o, TLY_OWN_WAITED), share(o) / LONGEST_FACTOR);
+    return fmax(late_share(o) - late_usual(o, TLY_OWN_WAITED), late_share(o) / LONGEST_FACTOR);
 }
 /* How much longer waiting for processors makes that. */
-static double factor(const struct tly_own *o)
+static double late_factor(const struct tly_own *o)
 {
-    return share(o) > 0 ? share(o) / unwaited(o) : 1;
+    return late_share(o) > 0 ? late_share(o) / late_unwaited(o) : 1;
 }
 
 /* The lower median of the ranks that have not left. */
-static double median(int count, const struct tly_own *const *of, double (*figure)(const struct tly_own *),
-                     double *room)
+static double late_median(int count, const struct tly_own *const *of,
+                          double (*figure)(const struct tly_own *), double *room)
 {
     int n = 0;
     for (int i = 0; i < count; i++)
@@ -86,12 +86,13 @@ static double median(int count, const struct tly_own *const *of, double (*figure
 }
 
 /* The reason for the largest part of the time by which this rank takes longer than the others. */
-static enum tly_late_why reason(int count, const struct tly_own *const *of, const struct tly_lateness *late,
-                                const struct tly_lateness *named, double *room)
+static enum tly_late_why late_reason(int count, const struct tly_own *const *of,
+                                     const struct tly_lateness *late, const struct tly_lateness *named,
+                                     double *room)
 {
     const struct tly_own *o = of[late->rank];
-    double waits = share(o) - unwaited(o) * median(count, of, factor, room);
-    double pages = paged(o) - median(count, of, paged, room);
+    double waits = late_share(o) - late_unwaited(o) * late_median(count, of, late_factor, room);
+    double pages = late_paged(o) - late_median(count, of, late_paged, room);
     enum tly_late_why why = waits > pages ? TLY_LATE_WAITS : TLY_LATE_PAGES;
     bool again = named && named->rank == late->rank && named->why == why;
     return fmax(waits, pages) > late->share * (again ? STILL_MOST : MOST_OF_IT) ? why : TLY_LATE_COMPUTES;
@@ -108,20 +109,20 @@ int tly_late_find(int count, const struct tly_own *const *of, const struct tly_l
             continue;
         known++;
         enough = of[i]->count >= TLY_LATE_ENOUGH;
-        if (enough && (latest < 0 || share(of[i]) > most)) {
+        if (enough && (latest < 0 || late_share(of[i]) > most)) {
             latest = i;
-            most = share(of[i]);
+            most = late_share(of[i]);
         }
     }
     int found = enough && known > 1 ? 0 : -1;
     if (found == 0) {
         struct tly_lateness late = {.rank = latest,
-                                    .share = most - median(count, of, share, room),
-                                    .step_s = usual(of[latest], TLY_OWN_STEP_S)};
+                                    .share = most - late_median(count, of, late_share, room),
+                                    .step_s = late_usual(of[latest], TLY_OWN_STEP_S)};
         found = late.share > (named && latest == named->rank ? STILL : LATE) &&
                 late.share * late.step_s > LEAST_S;
         if (found) {
-            late.why = reason(count, of, &late, named, room);
+            late.why = late_reason(count, of, &late, named, room);
             *out = late;
         }
     }

@@ -11,7 +11,7 @@
 #include "plan/plan.h"
 #include "plan/sort.h"
 
-static int count_wanted(int count, const bool *wanted)
+static int measure_count_wanted(int count, const bool *wanted)
 {
     int n = 0;
     for (int i = 0; i < count; i++)
@@ -21,14 +21,15 @@ static int count_wanted(int count, const bool *wanted)
 
 int tly_plan_measure_turns(int count, const bool *wanted)
 {
-    int n = count_wanted(count, wanted), at_once = (count + TLY_MEASURE_GROUP - 1) / TLY_MEASURE_GROUP;
+    int n = measure_count_wanted(count, wanted),
+        at_once = (count + TLY_MEASURE_GROUP - 1) / TLY_MEASURE_GROUP;
     if (count < 2 || n == 0)
         return 0;
     return count == 2 ? 1 : (n + at_once - 1) / at_once; /* of two each is the other's middle */
 }
 
 /* The fastest that is in no group yet, or -1. */
-static int find_fastest(int count, const double *rate, const int *middle)
+static int measure_find_fastest(int count, const double *rate, const int *middle)
 {
     int best = -1;
     for (int i = 0; i < count; i++)
@@ -39,7 +40,7 @@ static int find_fastest(int count, const double *rate, const int *middle)
 
 void tly_plan_measure_groups(int count, const bool *wanted, const double *rate, int turn, int *middle)
 {
-    int turns = tly_plan_measure_turns(count, wanted), n = count_wanted(count, wanted);
+    int turns = tly_plan_measure_turns(count, wanted), n = measure_count_wanted(count, wanted);
     assert(turn < turns && turn >= 0);
     int from = (int)((int64_t)n * turn / turns), to = (int)((int64_t)n * (turn + 1) / turns);
     struct {
@@ -59,7 +60,7 @@ void tly_plan_measure_groups(int count, const bool *wanted, const double *rate, 
         }
     }
     for (int left = groups, g = 0; left > 0; g = (g + 1) % groups) {
-        int who = find_fastest(count, rate, middle);
+        int who = measure_find_fastest(count, rate, middle);
         bool full = group[g].size == TLY_MEASURE_GROUP,
              enough =
                  group[g].around > TLY_MEASURE_ENOUGH * rate[group[g].middle] && rate[group[g].middle] > 0;
@@ -77,7 +78,7 @@ void tly_plan_measure_groups(int count, const bool *wanted, const double *rate, 
 }
 
 /* The rate for all of a group whose middle one is `rate`: a known one that it may well be, else itself. */
-static double common(int count, const bool *measured, const double *rate, double value)
+static double measure_common(int count, const bool *measured, const double *rate, double value)
 {
     double best = value, nearest = TLY_MEASURE_SAME_AS_KNOWN * value;
     for (int i = 0; i < count; i++) {
@@ -107,7 +108,7 @@ int tly_plan_measure_settle(int count, const bool *measured, double *rate)
         while (to < n && sorted[to] <= TLY_MEASURE_NEXT * sorted[to - 1] &&
                sorted[to] <= TLY_MEASURE_SPAN * sorted[from])
             to++;
-        double value = common(count, measured, rate, sorted[(from + to) / 2]);
+        double value = measure_common(count, measured, rate, sorted[(from + to) / 2]);
         for (int i = 0; i < count; i++)
             if (measured[i] && rate[i] >= sorted[from] && rate[i] <= sorted[to - 1])
                 settled[i] = value;

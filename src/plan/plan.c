@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-static uint32_t divisor(uint32_t a, uint32_t b)
+static uint32_t plan_divisor(uint32_t a, uint32_t b)
 {
     while (b) {
         uint32_t r = a % b;
@@ -27,7 +27,7 @@ int tly_plan_weights(int n, int k, uint32_t *weight)
     } else if (n > 1 && k > 0) {
         worker = (uint32_t)(n - k);
         cpu = 2 * (uint32_t)(n - 1);
-        uint32_t g = divisor(worker, cpu);
+        uint32_t g = plan_divisor(worker, cpu);
         worker /= g;
         cpu /= g;
     }
@@ -71,7 +71,7 @@ uint32_t tly_plan_part_bytes(double bandwidth)
 
 enum { BLOCK = 64, FEWEST = 16 };
 
-static uint32_t least_part(uint32_t most)
+static uint32_t plan_least_part(uint32_t most)
 {
     return most < 16 * BLOCK ? BLOCK : most / 8 / BLOCK * BLOCK;
 }
@@ -79,7 +79,7 @@ static uint32_t least_part(uint32_t most)
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int active)
 {
     uint64_t bytes = s->before + s->bytes + s->behind;
-    uint64_t worth = bytes / (FEWEST * (uint64_t)active) / BLOCK * BLOCK, least = 2 * least_part(most);
+    uint64_t worth = bytes / (FEWEST * (uint64_t)active) / BLOCK * BLOCK, least = 2 * plan_least_part(most);
     if (worth < least)
         worth = least;
     return worth < most ? (uint32_t)worth : most;
@@ -87,7 +87,7 @@ uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int a
 
 uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, int active)
 {
-    uint64_t left = s->bytes - at, least = least_part(most);
+    uint64_t left = s->bytes - at, least = plan_least_part(most);
     uint64_t done = s->before + at, to_do = left + s->behind;
     uint64_t length = (done < to_do ? done : to_do) / (2 * (uint64_t)active) / BLOCK * BLOCK;
     most = tly_plan_largest_part(s, most, active);
@@ -101,7 +101,7 @@ uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, 
 /* --- a list's weights ---------------------------------------------------------------------------- */
 
 /* The weight of all of these that have one; 0: of none, or not of all the same. */
-static uint32_t common(int count, const uint32_t *weight)
+static uint32_t plan_common(int count, const uint32_t *weight)
 {
     uint32_t one = 0;
     for (int i = 0; i < count; i++) {
@@ -117,7 +117,7 @@ void tly_plan_late(int machines, int count, const uint32_t *weight, uint64_t byt
 {
     enum { BITS = 16, FINE = 22 };
     uint64_t n = 0, k = 0;
-    uint64_t worker = common(machines, weight), other = common(count - machines, weight + machines);
+    uint64_t worker = plan_common(machines, weight), other = plan_common(count - machines, weight + machines);
     for (int i = 0; i < count; i++) {
         out[i] = weight[i];
         n += i < machines && weight[i];
@@ -182,7 +182,7 @@ void tly_dealer_init(struct tly_dealer *d, int machines, int count, const uint32
 }
 
 /* The i-th number of splitmix64 from `seed`, cut to [0, limit). */
-static uint64_t draw(uint64_t seed, int i, uint64_t limit)
+static uint64_t plan_draw(uint64_t seed, int i, uint64_t limit)
 {
     uint64_t x = seed + ((uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -208,16 +208,16 @@ void tly_dealer_init_at(struct tly_dealer *d, int count, const uint32_t *weight,
         d->total *= 2;
     }
     int first = 0;
-    for (uint64_t slot = draw(hash, count, d->total); slot >= d->share[first]; first++)
+    for (uint64_t slot = plan_draw(hash, count, d->total); slot >= d->share[first]; first++)
         slot -= d->share[first];
     for (int i = 0; i < count; i++)
-        d->credit[i] = (int64_t)draw(hash, i, d->total);
+        d->credit[i] = (int64_t)plan_draw(hash, i, d->total);
     d->credit[first] = (int64_t)d->total;
 }
 
 /* Who of `count` gets the next part; the shares add up to `total`. */
-static int seat(const struct tly_dealer *d, int count, const uint32_t *share, uint64_t total, int64_t *credit,
-                uint32_t bytes)
+static int plan_seat(const struct tly_dealer *d, int count, const uint32_t *share, uint64_t total,
+                     int64_t *credit, uint32_t bytes)
 {
     const int64_t whole = (int64_t)(d->largest * total);
     int best = -1;
@@ -247,8 +247,8 @@ int tly_dealer_next(struct tly_dealer *d, uint32_t bytes)
     if (bytes > d->largest)
         d->largest = bytes;
     if (d->placed)
-        return seat(d, d->count, d->share, d->total, d->credit, bytes);
-    int side = seat(d, 2, d->side, d->total, d->side_credit, bytes), from = side ? d->machines : 0;
+        return plan_seat(d, d->count, d->share, d->total, d->credit, bytes);
+    int side = plan_seat(d, 2, d->side, d->total, d->side_credit, bytes), from = side ? d->machines : 0;
     int count = side ? d->count - d->machines : d->machines;
-    return from + seat(d, count, d->share + from, d->side[side], d->credit + from, bytes);
+    return from + plan_seat(d, count, d->share + from, d->side[side], d->credit + from, bytes);
 }

@@ -1,7 +1,7 @@
 /* relay.c - who relays or sums the parts of an all-gather, a broadcast and a reduce: exact for cards that differ.
  *
  * Structure: each service has a load on its card that grows with its share x: base + slope x bytes.  At a level T a card
- * of bandwidth b therefore takes the share (T b - base) / slope.  fill() finds the lowest level at which these shares add
+ * of bandwidth b therefore takes the share (T b - base) / slope.  relay_fill() finds the lowest level at which these shares add
  * up to what is to be moved.
  *
  * An all-gather or broadcast of R ranks: whoever owns a byte sends it out once, to the service that relays it or, if that
@@ -27,7 +27,7 @@ struct card {
     double share;
 };
 
-static double all_ranks(int count, const struct tly_plan_machine *m)
+static double relay_all_ranks(int count, const struct tly_plan_machine *m)
 {
     double ranks = 0;
     for (int i = 0; i < count; i++)
@@ -36,7 +36,7 @@ static double all_ranks(int count, const struct tly_plan_machine *m)
 }
 
 /* Bandwidths; machines behind one card have equal parts of it.  One that is not known is the slowest that is. */
-static void make_cards(int count, const struct tly_plan_machine *m, struct card *card)
+static void relay_make_cards(int count, const struct tly_plan_machine *m, struct card *card)
 {
     double slowest = INFINITY;
     for (int i = 0; i < count; i++)
@@ -57,24 +57,24 @@ static void make_cards(int count, const struct tly_plan_machine *m, struct card 
 }
 
 /* Share of a card per unit of the level, once the level has passed its base. */
-static double speed(const struct card *c)
+static double relay_speed(const struct card *c)
 {
     return c->slope > 0 ? fmin(c->bandwidth / c->slope, c->limit) : 0;
 }
 
 /* Shares that add up to `total` at the lowest level.  Cards whose base is above the level drop out, which lowers it, so
  * none of them comes back. */
-static void fill(int count, struct card *card, double total)
+static void relay_fill(int count, struct card *card, double total)
 {
     for (int i = 0; i < count; i++)
-        card[i].share = speed(&card[i]) > 0;
+        card[i].share = relay_speed(&card[i]) > 0;
     for (bool again = true; again;) {
         double per_level = 0, level = total;
         again = false;
         for (int i = 0; i < count; i++)
             if (card[i].share > 0) {
-                per_level += speed(&card[i]);
-                level += speed(&card[i]) * card[i].base / card[i].bandwidth;
+                per_level += relay_speed(&card[i]);
+                level += relay_speed(&card[i]) * card[i].base / card[i].bandwidth;
             }
         level /= per_level;
         for (int i = 0; i < count; i++)
@@ -84,12 +84,12 @@ static void fill(int count, struct card *card, double total)
             }
         for (int i = 0; i < count && !again; i++)
             if (card[i].share > 0)
-                card[i].share = speed(&card[i]) * (level - card[i].base / card[i].bandwidth);
+                card[i].share = relay_speed(&card[i]) * (level - card[i].base / card[i].bandwidth);
     }
 }
 
 /* Shares of 1 as weights: 0 and 1 where all that have any have the same. */
-static void make_weights(int count, const struct card *card, uint32_t *weight)
+static void relay_make_weights(int count, const struct card *card, uint32_t *weight)
 {
     double most = 0, least = INFINITY;
     for (int i = 0; i < count; i++) {
@@ -103,7 +103,7 @@ static void make_weights(int count, const struct card *card, uint32_t *weight)
         weight[i] = weight[i] > 0;
 }
 
-static int only(int count, int i, uint32_t *weight)
+static int relay_only(int count, int i, uint32_t *weight)
 {
     memset(weight, 0, (size_t)count * sizeof *weight);
     weight[i] = 1;
@@ -112,7 +112,7 @@ static int only(int count, int i, uint32_t *weight)
 
 int tly_plan_broadcast(int count, const struct tly_plan_machine *m, int root, uint32_t *weight)
 {
-    double ranks = all_ranks(count, m);
+    double ranks = relay_all_ranks(count, m);
     int others = 0, last = root;
     for (int i = 0; i < count; i++)
         if (m[i].ranks && i != root) {
@@ -120,16 +120,16 @@ int tly_plan_broadcast(int count, const struct tly_plan_machine *m, int root, ui
             last = i;
         }
     if (others < 2)
-        return only(count, last, weight);
+        return relay_only(count, last, weight);
     struct card *card = malloc((size_t)count * sizeof *card);
     if (!card)
         return -ENOMEM;
-    make_cards(count, m, card);
+    relay_make_cards(count, m, card);
     for (int i = 0; i < count; i++)
         if (m[i].ranks && i != root)
             card[i].slope = ranks - m[i].ranks - 1;
-    fill(count, card, 1);
-    make_weights(count, card, weight);
+    relay_fill(count, card, 1);
+    relay_make_weights(count, card, weight);
     free(card);
     return 0;
 }
@@ -137,13 +137,13 @@ int tly_plan_broadcast(int count, const struct tly_plan_machine *m, int root, ui
 int tly_plan_reduce(int count, const struct tly_plan_machine *m, int root, const uint32_t *spare,
                     uint32_t *weight)
 {
-    double ranks = all_ranks(count, m);
+    double ranks = relay_all_ranks(count, m);
     if (ranks - m[root].ranks < 2)
-        return only(count, root, weight);
+        return relay_only(count, root, weight);
     struct card *card = malloc((size_t)count * sizeof *card);
     if (!card)
         return -ENOMEM;
-    make_cards(count, m, card);
+    relay_make_cards(count, m, card);
     for (int i = 0; i < count; i++) {
         if (!m[i].ranks && !spare[i])
             continue;
@@ -152,8 +152,8 @@ int tly_plan_reduce(int count, const struct tly_plan_machine *m, int root, const
         if (m[i].sum_rate > 0)
             card[i].limit = m[i].sum_rate / ranks;
     }
-    fill(count, card, 1);
-    make_weights(count, card, weight);
+    relay_fill(count, card, 1);
+    relay_make_weights(count, card, weight);
     free(card);
     return 0;
 }
@@ -161,14 +161,14 @@ int tly_plan_reduce(int count, const struct tly_plan_machine *m, int root, const
 /* --- all-gather ----------------------------------------------------------------------------------- */
 
 /* How much each service relays of all; pieces of machines alike go through their own. */
-static void share_out(int count, const struct tly_plan_machine *m, const uint64_t *bytes, struct card *card,
-                      uint64_t *share)
+static void relay_share_out(int count, const struct tly_plan_machine *m, const uint64_t *bytes,
+                            struct card *card, uint64_t *share)
 {
-    double ranks = all_ranks(count, m);
+    double ranks = relay_all_ranks(count, m);
     bool alone = false;
     uint64_t all = 0, dealt = 0;
     int most = 0;
-    make_cards(count, m, card);
+    relay_make_cards(count, m, card);
     for (int i = 0; i < count; i++) {
         all += bytes[i];
         card[i].base = (double)bytes[i];
@@ -177,7 +177,7 @@ static void share_out(int count, const struct tly_plan_machine *m, const uint64_
                  card[i].slope <= 0; /* two ranks, or a machine with all but one: nothing to spread */
     }
     if (!alone && all)
-        fill(count, card, (double)all);
+        relay_fill(count, card, (double)all);
     for (int i = 0; i < count; i++) {
         bool own = alone || !all || fabs(card[i].share - (double)bytes[i]) < 0.5;
         share[i] = own ? bytes[i] : (uint64_t)card[i].share;
@@ -192,7 +192,7 @@ int tly_plan_all_gather(int count, const struct tly_plan_machine *m, const uint6
     struct card *card = malloc((size_t)count * sizeof *card);
     if (!card)
         return -ENOMEM;
-    share_out(count, m, bytes, card, share);
+    relay_share_out(count, m, bytes, card, share);
     free(card);
     return 0;
 }

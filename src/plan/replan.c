@@ -1,8 +1,8 @@
 /* replan.c - which candidates hold, and when the split changes.
  *
  * A step looks, in this order: has a tallyd rested long enough (wake)?  Has the try that is under way brought what it promised
- * (judge_try)?  Do gauges say another value (tly_candidates_estimate, follow)?  Could somebody do more than gauges can see
- * (try_out)?  The first that finds something changes the split.  What gauges say must promise 3% or more for that; a value
+ * (replan_judge_try)?  Do gauges say another value (tly_candidates_estimate, follow)?  Could somebody do more than gauges can see
+ * (replan_try_out)?  The first that finds something changes the split.  What gauges say must promise 3% or more for that; a value
  * whose change promises less is kept quietly.
  *
  * A try is taken back, and tallyds that it has put to rest with it, unless at least half of the promised gain comes.  A feeler,
@@ -100,7 +100,7 @@ void tly_replan_move(struct tly_replan *r, int from, int to)
     q->known.peak = tly_gauge_bound(&q->card, q->known.peak);
 }
 
-static void clear(struct tly_replan *r)
+static void replan_clear(struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++) {
         tly_gauge_clear(&r->place[i].card);
@@ -112,7 +112,7 @@ static void clear(struct tly_replan *r)
 
 void tly_replan_begin(struct tly_replan *r, bool alone)
 {
-    clear(r);
+    replan_clear(r);
     if (!r->expected || !alone)
         r->trying = NULL;
     if (!alone) { /* tries in vain were of other services */
@@ -160,7 +160,7 @@ bool tly_replan_rests(const struct tly_replan *r, int place)
 }
 
 /* The median of the last samples; 0: there are fewer. */
-static double median_goodput(const struct tly_replan *r, uint32_t count)
+static double replan_median_goodput(const struct tly_replan *r, uint32_t count)
 {
     double sorted[TLY_GOODPUTS];
     if (r->goodputs < count)
@@ -173,20 +173,20 @@ static double median_goodput(const struct tly_replan *r, uint32_t count)
 
 /* --- decisions -------------------------------------------------------------------------------------- */
 
-static double sums_or_no_limit(double rate)
+static double replan_sums_or_no_limit(double rate)
 {
     return rate > 0 ? rate : INFINITY;
 }
 
-static uint32_t reversal_window(const struct tly_replan *r)
+static uint32_t replan_reversal_window(const struct tly_replan *r)
 {
     return 2 * r->interval > FLAPPING ? 2 * r->interval : FLAPPING;
 }
 
 /* way: -1, 0, 1.  True: the last move was the other way, and not long ago. */
-static bool turns_back(const struct tly_replan *r, struct move *last, int way)
+static bool replan_turns_back(const struct tly_replan *r, struct move *last, int way)
 {
-    bool back = way && way == -last->way && r->samples - last->at < reversal_window(r);
+    bool back = way && way == -last->way && r->samples - last->at < replan_reversal_window(r);
     if (way)
         *last = (struct move){way, r->samples};
     return back;
@@ -194,14 +194,15 @@ static bool turns_back(const struct tly_replan *r, struct move *last, int way)
 
 /* A card, or sums, that go back and forth are followed more and more slowly.  A value that does so while the split stays
  * (quiet) is noise: no small deviation is tried for a while, and large ones are followed as before. */
-static void pace(struct tly_replan *r, bool quiet)
+static void replan_pace(struct tly_replan *r, bool quiet)
 {
     bool reversal = false;
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
-        double next = sums_or_no_limit(p->next_sums), now = sums_or_no_limit(p->sums.value);
-        reversal |= turns_back(r, &p->known.moved, (p->next > p->card.value) - (p->next < p->card.value));
-        reversal |= turns_back(r, &p->sums_moved, (next > now) - (next < now));
+        double next = replan_sums_or_no_limit(p->next_sums), now = replan_sums_or_no_limit(p->sums.value);
+        reversal |=
+            replan_turns_back(r, &p->known.moved, (p->next > p->card.value) - (p->next < p->card.value));
+        reversal |= replan_turns_back(r, &p->sums_moved, (next > now) - (next < now));
     }
     if (reversal && quiet && r->fine.at < r->samples + FIRST_FINE_PAUSE)
         r->fine.at = r->samples + FIRST_FINE_PAUSE;
@@ -212,17 +213,17 @@ static void pace(struct tly_replan *r, bool quiet)
 }
 
 /* Faster again with each such time in which the split has not changed. */
-static void relax(struct tly_replan *r)
+static void replan_relax(struct tly_replan *r)
 {
     uint32_t since = r->changed_at > r->paced_at ? r->changed_at : r->paced_at;
-    if (r->interval <= TLY_REPLAN_INTERVAL || r->samples - since <= 4 * reversal_window(r))
+    if (r->interval <= TLY_REPLAN_INTERVAL || r->samples - since <= 4 * replan_reversal_window(r))
         return;
     r->interval = r->interval / 2 > TLY_REPLAN_INTERVAL ? r->interval / 2 : TLY_REPLAN_INTERVAL;
     r->paced_at = r->samples;
 }
 
 /* The candidates hold.  undone: they are what was before. */
-static void take(struct tly_replan *r, bool undone)
+static void replan_take(struct tly_replan *r, bool undone)
 {
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
@@ -234,18 +235,18 @@ static void take(struct tly_replan *r, bool undone)
 }
 
 /* Neither a feeler nor its end is a card that goes back and forth. */
-static bool change(struct tly_replan *r, bool undone)
+static bool replan_change(struct tly_replan *r, bool undone)
 {
     if (!undone && !(r->trying && r->feeler))
-        pace(r, false);
-    take(r, undone);
-    clear(r);
+        replan_pace(r, false);
+    replan_take(r, undone);
+    replan_clear(r);
     r->expected = true;
     return true;
 }
 
 /* The samples of a rest that begins now: twice as many as the last time, but few again after a longer time awake. */
-static uint32_t begin_rest(const struct tly_replan *r, struct place *p)
+static uint32_t replan_begin_rest(const struct tly_replan *r, struct place *p)
 {
     bool long_awake = r->samples > p->woke_at && r->samples - p->woke_at > p->rest_for;
     uint32_t rest = long_awake ? FIRST_REST : p->rest_for;
@@ -254,7 +255,7 @@ static uint32_t begin_rest(const struct tly_replan *r, struct place *p)
 }
 
 /* A tallyd that would have next to nothing has nothing, for it gets whole parts. */
-static void lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s, int n)
+static void replan_lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s, int n)
 {
     double total = 0;
     if (n == 1)
@@ -267,19 +268,19 @@ static void lay_to_rest(struct tly_replan *r, const struct tly_replan_service *s
             continue;
         p->rests = true;
         p->rested_by_try = r->trying;
-        p->rest_left = begin_rest(r, p);
+        p->rest_left = replan_begin_rest(r, p);
     }
 }
 
 /* A tallyd that has less for its slow process is not tried with more for as long as it would rest. */
-static void hold(const struct tly_replan *r, struct place *p)
+static void replan_hold(const struct tly_replan *r, struct place *p)
 {
-    p->woke_at = p->known.held_until = r->samples + begin_rest(r, p);
+    p->woke_at = p->known.held_until = r->samples + replan_begin_rest(r, p);
 }
 
 /* Those that have rested long enough, with a quarter of what the median of the others carries unless their card is used by
  * others.  True: there are some. */
-static bool wake(struct tly_replan *r, int count, const struct tly_replan_service *s)
+static bool replan_wake(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     int n = 0;
     bool some = false;
@@ -307,7 +308,7 @@ static bool wake(struct tly_replan *r, int count, const struct tly_replan_servic
 
 /* Does a card that is tried carry as much more as it was tried with?  One that is busy all the time must do so without
  * doubt. */
-static bool has_carried(const struct place *p)
+static bool replan_has_carried(const struct place *p)
 {
     double due = p->carried_before * p->card.value / p->before;
     return tly_gauge_carried(&p->card) >=
@@ -316,18 +317,19 @@ static bool has_carried(const struct place *p)
 
 /* poor: less than half of the promised gain has come.  A card of a feeler that is clearly idler than the busiest of them has
  * only waited for that one, if it has carried anything. */
-static enum outcome judge_place(const struct tly_replan *r, const struct place *p, bool poor, double busiest)
+static enum outcome replan_judge_place(const struct tly_replan *r, const struct place *p, bool poor,
+                                       double busiest)
 {
     double carried = tly_gauge_carried(&p->card);
     if (!r->feeler)
         return poor ? IN_VAIN : CARRIED;
-    if (has_carried(p))
+    if (replan_has_carried(p))
         return CARRIED;
     return carried > 0 && tly_gauge_busy(&p->card) <= busiest - IDLER ? WAITED : IN_VAIN;
 }
 
 /* Judge each place of the try.  Returns the best outcome. */
-static enum outcome judge_places(struct tly_replan *r, bool poor)
+static enum outcome replan_judge_places(struct tly_replan *r, bool poor)
 {
     enum outcome best = IN_VAIN;
     double busiest = 0;
@@ -338,16 +340,16 @@ static enum outcome judge_places(struct tly_replan *r, bool poor)
         struct place *p = &r->place[i];
         if (!p->tried)
             continue;
-        p->outcome = judge_place(r, p, poor, busiest);
+        p->outcome = replan_judge_place(r, p, poor, busiest);
         best = p->outcome > best ? p->outcome : best;
     }
     return best;
 }
 
 /* Are there samples enough of all that is tried?  A card of which nothing is seen for long is not waited for. */
-static bool can_judge(const struct tly_replan *r, uint32_t count)
+static bool replan_can_judge(const struct tly_replan *r, uint32_t count)
 {
-    if (!(median_goodput(r, count) > 0))
+    if (!(replan_median_goodput(r, count) > 0))
         return false;
     for (int i = 0; i < r->room && r->feeler && r->goodputs < TLY_GOODPUTS; i++)
         if (r->place[i].tried && !(tly_gauge_carried(&r->place[i].card) > 0))
@@ -356,7 +358,7 @@ static bool can_judge(const struct tly_replan *r, uint32_t count)
 }
 
 /* Tallyds that the try has put to rest go on as before.  True: there were some. */
-static bool wake_from_try(struct tly_replan *r)
+static bool replan_wake_from_try(struct tly_replan *r)
 {
     bool some = false;
     for (int i = 0; i < r->room; i++) {
@@ -373,7 +375,7 @@ static bool wake_from_try(struct tly_replan *r)
 /* A card keeps what it has carried, and gets its old value back otherwise.  One that is busy all the time says itself what it
  * carries, and estimates follow that; after a feeler that is too near to tell.  others: another card of the try has more to
  * carry.  True: it has its old value again. */
-static bool settle(struct tly_replan *r, struct place *p, bool others)
+static bool replan_settle(struct tly_replan *r, struct place *p, bool others)
 {
     bool more = r->trying == &r->more, vain = p->outcome == IN_VAIN;
     bool stays = !r->feeler && more && p->card.value != p->before && tly_gauge_is_full(&p->card);
@@ -390,7 +392,7 @@ static bool settle(struct tly_replan *r, struct place *p, bool others)
     p->known.moved.way = p->sums_moved.way = 0;
     p->known.held_until = vain && others ? r->samples + FLAPPING : 0;
     if (vain && p->known.eased)
-        hold(r, p);
+        replan_hold(r, p);
     if (!more) {
         p->known.refuted = p->card.value;
         p->known.refuted_until = r->samples + TLY_REPLAN_MOST_INTERVAL;
@@ -400,23 +402,24 @@ static bool settle(struct tly_replan *r, struct place *p, bool others)
 
 /* Has the try brought at least half of what it promised?  Has each card of a feeler carried what it was tried with?  What has
  * not gets its old value back; true if anything does.  A try in vain puts the next one off. */
-static bool judge_try(struct tly_replan *r)
+static bool replan_judge_try(struct tly_replan *r)
 {
     struct trial *t = r->trying;
     bool small = t == &r->fine || (!r->feeler && r->promised < MUCH), undone = false;
     uint32_t count = small ? TLY_GOODPUTS : FEW_GOODPUTS;
-    if (!t || !can_judge(r, count))
+    if (!t || !replan_can_judge(r, count))
         return false;
-    enum outcome best = judge_places(r, median_goodput(r, count) < r->before * (1 + r->promised / 2));
+    enum outcome best =
+        replan_judge_places(r, replan_median_goodput(r, count) < r->before * (1 + r->promised / 2));
     if (best == IN_VAIN) {
         t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
-        undone = wake_from_try(r);
+        undone = replan_wake_from_try(r);
     } else if (best == CARRIED)
         t->pause = t == &r->fine ? FIRST_FINE_PAUSE : FIRST_PAUSE;
     t->at = best == IN_VAIN ? r->samples + t->pause : r->samples;
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
-        undone |= p->tried && settle(r, p, best != IN_VAIN);
+        undone |= p->tried && replan_settle(r, p, best != IN_VAIN);
     }
     r->trying = NULL;
     return undone;
@@ -424,17 +427,17 @@ static bool judge_try(struct tly_replan *r)
 
 /* The split need not follow, but keep what is known; only cards that are alike are not parted for it, and no
  * tallyd is taken for slow. */
-static void take_quietly(struct tly_replan *r)
+static void replan_take_quietly(struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++)
         if (r->place[i].parts || r->place[i].eases)
             r->place[i].next = r->place[i].card.value;
-    pace(r, true);
-    take(r, false);
+    replan_pace(r, true);
+    replan_take(r, false);
 }
 
 /* Is some candidate another value by far? */
-static bool is_far(const struct tly_replan *r)
+static bool replan_is_far(const struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++) {
         const struct place *p = &r->place[i];
@@ -446,8 +449,8 @@ static bool is_far(const struct tly_replan *r)
 }
 
 /* Another split, for candidates that are to be tried (`t`), or for sure (NULL). */
-static bool begin_change(struct tly_replan *r, int count, const struct tly_replan_service *s, struct trial *t,
-                         bool feeler, double worth)
+static bool replan_begin_change(struct tly_replan *r, int count, const struct tly_replan_service *s,
+                                struct trial *t, bool feeler, double worth)
 {
     for (int i = 0; i < r->room; i++) {
         struct place *p = &r->place[i];
@@ -464,19 +467,19 @@ static bool begin_change(struct tly_replan *r, int count, const struct tly_repla
         p->felt = false;
     }
     r->trying = t;
-    r->before = median_goodput(r, t == &r->fine ? TLY_GOODPUTS : FEW_GOODPUTS);
+    r->before = replan_median_goodput(r, t == &r->fine ? TLY_GOODPUTS : FEW_GOODPUTS);
     r->promised = worth;
     r->feeler = feeler;
-    lay_to_rest(r, s, tly_candidates_gather(r, count, s));
+    replan_lay_to_rest(r, s, tly_candidates_gather(r, count, s));
     for (int i = 0; i < r->room; i++)
         if (r->place[i].eases && !r->place[i].rests)
-            hold(r, &r->place[i]);
-    return change(r, false);
+            replan_hold(r, &r->place[i]);
+    return replan_change(r, false);
 }
 
 /* What a change must promise: less where a card has been seen to carry more by far than the split goes by, for that is no
  * noise, and where one was measured far below the others, for that is tried but rarely. */
-static double least_gain(const struct tly_replan *r, int count, const struct tly_replan_service *s)
+static double replan_least_gain(const struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     for (int i = 0; i < count; i++) {
         const struct place *p = &r->place[i];
@@ -490,7 +493,7 @@ static double least_gain(const struct tly_replan *r, int count, const struct tly
 
 /* Has a candidate for more become idler since that was tried in vain?  A card with a small share has few backlogs, and only
  * a few less once it carries more. */
-static bool is_idler(const struct tly_replan *r)
+static bool replan_is_idler(const struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++) {
         const struct place *p = &r->place[i];
@@ -502,48 +505,48 @@ static bool is_idler(const struct tly_replan *r)
 }
 
 /* Has a step become slower just now?  Then gauges soon tell why, and cards that wait for the slow one seem idle. */
-static bool has_slowed(const struct tly_replan *r)
+static bool replan_has_slowed(const struct tly_replan *r)
 {
-    return median_goodput(r, 1) <
-           (1 - MUCH) * median_goodput(r, r->goodputs < TLY_GOODPUTS ? r->goodputs : TLY_GOODPUTS);
+    return replan_median_goodput(r, 1) <
+           (1 - MUCH) * replan_median_goodput(r, r->goodputs < TLY_GOODPUTS ? r->goodputs : TLY_GOODPUTS);
 }
 
 /* Perhaps somebody can do more than gauges know.  What others carry is tried by a feeler first: a card that carries no more
  * costs a fifth of the speed then, and not most of it. */
-static bool try_out(struct tly_replan *r, int count, const struct tly_replan_service *s)
+static bool replan_try_out(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
-    if (r->trying || median_goodput(r, FEW_GOODPUTS) == 0 || has_slowed(r) ||
+    if (r->trying || replan_median_goodput(r, FEW_GOODPUTS) == 0 || replan_has_slowed(r) ||
         tly_candidates_wait(r, count, s))
         return false;
     for (int far = 0; far < 2; far++) {
         tly_candidates_forget(r);
-        if (!tly_candidates_raise(r, count, s, far) || (r->samples < r->more.at && !is_idler(r)))
+        if (!tly_candidates_raise(r, count, s, far) || (r->samples < r->more.at && !replan_is_idler(r)))
             continue;
         double worth = tly_candidates_gain(r, count, s);
-        if (!(worth >= least_gain(r, count, s)))
+        if (!(worth >= replan_least_gain(r, count, s)))
             continue;
         bool feeler = tly_candidates_restrain(r, far);
         if (feeler)
             tly_candidates_gain(r, count, s);
-        return begin_change(r, count, s, &r->more, feeler, worth);
+        return replan_begin_change(r, count, s, &r->more, feeler, worth);
     }
     tly_candidates_forget(r);
     return false;
 }
 
 /* What gauges say. */
-static bool follow(struct tly_replan *r, int count, const struct tly_replan_service *s, bool learnt)
+static bool replan_follow(struct tly_replan *r, int count, const struct tly_replan_service *s, bool learnt)
 {
     double worth = tly_candidates_gain(r, count, s);
     if (!(worth >= TLY_REPLAN_LEAST_GAIN)) {
-        take_quietly(r);
-        return try_out(r, count, s);
+        replan_take_quietly(r);
+        return replan_try_out(r, count, s);
     }
-    if (learnt || is_far(r))
-        return begin_change(r, count, s, NULL, false, worth);
-    if (r->trying || r->samples < r->fine.at || median_goodput(r, TLY_GOODPUTS) == 0)
-        return try_out(r, count, s);
-    return begin_change(r, count, s, &r->fine, false, worth);
+    if (learnt || replan_is_far(r))
+        return replan_begin_change(r, count, s, NULL, false, worth);
+    if (r->trying || r->samples < r->fine.at || replan_median_goodput(r, TLY_GOODPUTS) == 0)
+        return replan_try_out(r, count, s);
+    return replan_begin_change(r, count, s, &r->fine, false, worth);
 }
 
 bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_service *s, double goodput)
@@ -552,23 +555,23 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
         return false;
     tly_candidates_see(r, count, s);
     r->samples++;
-    relax(r);
+    replan_relax(r);
     if (isfinite(goodput) && goodput > 0)
         r->goodput[r->goodputs++ % TLY_GOODPUTS] = goodput;
     bool learnt = tly_candidates_learn(r, count, s);
-    if (!r->fixed && !r->trying && wake(r, count, s))
-        return change(r, false);
-    if (judge_try(r))
-        return change(r, true);
+    if (!r->fixed && !r->trying && replan_wake(r, count, s))
+        return replan_change(r, false);
+    if (replan_judge_try(r))
+        return replan_change(r, true);
     tly_candidates_find_short(r, count, s);
     if (r->samples - r->changed_at < r->interval)
         return false;
     bool moved = tly_candidates_estimate(r, count, s) || learnt;
     if (r->fixed) {
-        take(r, false);
+        replan_take(r, false);
         return false;
     }
-    return moved ? follow(r, count, s, learnt) : try_out(r, count, s);
+    return moved ? replan_follow(r, count, s, learnt) : replan_try_out(r, count, s);
 }
 
 bool tly_replan_sums_limit(const struct tly_replan *r, int place)
@@ -578,7 +581,7 @@ bool tly_replan_sums_limit(const struct tly_replan *r, int place)
 }
 
 /* What card i carries over what the split goes by; 0: its service's sums limit it. */
-static double of_planned(const struct tly_replan *r, int i, const struct tly_replan_service *s)
+static double replan_of_planned(const struct tly_replan *r, int i, const struct tly_replan_service *s)
 {
     const struct place *p = &r->place[i];
     if (tly_replan_sums_limit(r, i))
@@ -592,12 +595,12 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
     double least = INFINITY, most = 0, busiest = 0, busiest_slow = 0;
     for (int i = 0; i < count && i < r->room; i++)
         if (tly_candidates_is_card(r, s, i)) {
-            most = fmax(most, of_planned(r, i, &s[i]));
+            most = fmax(most, replan_of_planned(r, i, &s[i]));
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
         }
     double slow = (1 - TLY_REPLAN_CLEARLY) * fmin(1, most);
     for (int i = 0; i < count && i < r->room; i++)
-        if (tly_candidates_is_card(r, s, i) && of_planned(r, i, &s[i]) < slow)
+        if (tly_candidates_is_card(r, s, i) && replan_of_planned(r, i, &s[i]) < slow)
             busiest_slow = fmax(busiest_slow, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < count && i < r->room; i++) {
         const struct place *p = &r->place[i];
@@ -607,7 +610,7 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
         bool full = tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) &&
                     tly_gauge_busy(&p->card) > limit - TLY_REPLAN_LESS_BUSY;
         full |= s[i].active && !p->rests && s[i].weight && tly_gauge_is_full(&p->sums);
-        double ratio = of_planned(r, i, &s[i]),
+        double ratio = replan_of_planned(r, i, &s[i]),
                counts = i == named ? ratio * (1 - TLY_REPLAN_CLEARLY) : ratio;
         busy += full;
         if (full && counts < least) {

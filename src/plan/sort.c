@@ -5,7 +5,7 @@
 
 enum { FEW = 32 };
 
-static int by_value(const void *a, const void *b)
+static int sort_by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -14,7 +14,7 @@ static int by_value(const void *a, const void *b)
 void tly_sort(double *figure, size_t count)
 {
     if (count > FEW) {
-        qsort(figure, count, sizeof *figure, by_value);
+        qsort(figure, count, sizeof *figure, sort_by_value);
         return;
     }
     for (size_t i = 1; i < count; i++) {

@@ -29,7 +29,7 @@ struct trial {
 };
 
 /* The least weight first, of equal ones the last machine. */
-static int compare(const void *a, const void *b)
+static int spare_compare(const void *a, const void *b)
 {
     const struct candidate *x = a, *y = b;
     if (x->weight != y->weight)
@@ -38,7 +38,7 @@ static int compare(const void *a, const void *b)
 }
 
 /* Each machine gets its card's bandwidth, so that it stays when another one behind that card goes. */
-static void set_bandwidths(struct trial *t)
+static void spare_set_bandwidths(struct trial *t)
 {
     double slowest = INFINITY;
     for (int i = 0; i < t->count; i++)
@@ -58,7 +58,7 @@ static void set_bandwidths(struct trial *t)
 }
 
 /* The time of the split without the first `drop` candidates; their weights are in t->weight. */
-static double time_without(struct trial *t, int drop)
+static double spare_time_without(struct trial *t, int drop)
 {
     int n = 0;
     for (int i = 0; i < t->count; i++) {
@@ -95,12 +95,12 @@ int tly_plan_spare(enum tly_split split, int count, const struct tly_plan_machin
         if (!machine[i].ranks)
             t->spare[t->spare_count++] = (struct candidate){i, t->weight[i]};
     }
-    set_bandwidths(t);
-    qsort(t->spare, (size_t)t->spare_count, sizeof *t->spare, compare);
-    double most = AS_LONG * time_without(t, 0);
+    spare_set_bandwidths(t);
+    qsort(t->spare, (size_t)t->spare_count, sizeof *t->spare, spare_compare);
+    double most = AS_LONG * spare_time_without(t, 0);
     for (int more = t->spare_count; spare < more;) {
         int middle = spare + (more - spare + 1) / 2;
-        if (time_without(t, middle) <= most)
+        if (spare_time_without(t, middle) <= most)
             spare = middle;
         else
             more = middle - 1;

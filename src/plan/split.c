@@ -30,7 +30,7 @@ struct card {
     double least;
 };
 
-static double all_ranks(int count, const struct tly_plan_machine *m)
+static double split_all_ranks(int count, const struct tly_plan_machine *m)
 {
     double ranks = 0;
     for (int i = 0; i < count; i++)
@@ -38,15 +38,15 @@ static double all_ranks(int count, const struct tly_plan_machine *m)
     return ranks;
 }
 
-static double cap_of(const struct tly_plan_machine *m, double ranks)
+static double split_cap_of(const struct tly_plan_machine *m, double ranks)
 {
     return m->sum_rate > 0 ? m->sum_rate / ranks : INFINITY;
 }
 
 /* card[i] of those machines that are the first behind theirs. */
-static void make_cards(int count, const struct tly_plan_machine *m, struct card *card)
+static void split_make_cards(int count, const struct tly_plan_machine *m, struct card *card)
 {
-    double ranks = all_ranks(count, m), slowest = INFINITY;
+    double ranks = split_all_ranks(count, m), slowest = INFINITY;
     for (int i = 0; i < count; i++) {
         card[i] = (struct card){.is = m[i].card == (uint32_t)i, .bandwidth = INFINITY};
         if (m[i].bandwidth > 0)
@@ -55,7 +55,7 @@ static void make_cards(int count, const struct tly_plan_machine *m, struct card 
     for (int i = 0; i < count; i++) {
         struct card *c = &card[m[i].card];
         c->ranks += m[i].ranks;
-        c->cap += cap_of(&m[i], ranks);
+        c->cap += split_cap_of(&m[i], ranks);
         if (m[i].bandwidth > 0)
             c->bandwidth = fmin(c->bandwidth, m[i].bandwidth);
     }
@@ -82,31 +82,31 @@ static void make_cards(int count, const struct tly_plan_machine *m, struct card 
 }
 
 /* What the services behind a card add within T. */
-static double sums(const struct card *c, double t)
+static double split_sums(const struct card *c, double t)
 {
     return isinf(c->cap) ? INFINITY : c->cap * t;
 }
 
 /* `jumped`: with what begins at T itself. */
-static double supply(const struct card *c, double t, bool jumped)
+static double split_supply(const struct card *c, double t, bool jumped)
 {
     if (c->others > 0)
-        return fmin(fmax(0, (t * c->bandwidth - c->ranks) / c->others), sums(c, t));
+        return fmin(fmax(0, (t * c->bandwidth - c->ranks) / c->others), split_sums(c, t));
     if (c->others < 0)
-        return fmax(c->least, fmin(1, sums(c, t)));
-    return t > c->from || (jumped && t == c->from) ? sums(c, t) : 0;
+        return fmax(c->least, fmin(1, split_sums(c, t)));
+    return t > c->from || (jumped && t == c->from) ? split_sums(c, t) : 0;
 }
 
-static double supplies(int count, const struct card *card, double t, bool jumped)
+static double split_supplies(int count, const struct card *card, double t, bool jumped)
 {
     double sum = 0;
     for (int i = 0; i < count; i++)
         if (card[i].is)
-            sum += supply(&card[i], t, jumped);
+            sum += split_supply(&card[i], t, jumped);
     return sum;
 }
 
-static int compare(const void *a, const void *b)
+static int split_compare(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -114,7 +114,7 @@ static int compare(const void *a, const void *b)
 
 /* All levels at which a supply has a corner, and one at which a card alone could take all; sorted.  `at` has room
  * for 2 count + 2.  Returns how many. */
-static int corners(int count, const struct card *card, double *at)
+static int split_corners(int count, const struct card *card, double *at)
 {
     int n = 0;
     double enough = INFINITY;
@@ -137,35 +137,35 @@ static int corners(int count, const struct card *card, double *at)
         enough = fmin(enough, fmax(sums_all, carries_all));
     }
     at[n++] = enough;
-    qsort(at, (size_t)n, sizeof *at, compare);
+    qsort(at, (size_t)n, sizeof *at, split_compare);
     return n;
 }
 
 /* The lowest level at which the supplies reach 1; *jumps: what begins there is needed in part. */
-static double level(int count, const struct card *card, double *at, bool *jumps)
+static double split_level(int count, const struct card *card, double *at, bool *jumps)
 {
-    int n = corners(count, card, at), low = 0, high = n - 1;
+    int n = split_corners(count, card, at), low = 0, high = n - 1;
     *jumps = false;
     while (low < high) {
         int middle = (low + high) / 2;
-        if (supplies(count, card, at[middle], true) >= 1)
+        if (split_supplies(count, card, at[middle], true) >= 1)
             high = middle;
         else
             low = middle + 1;
     }
-    double before = supplies(count, card, at[high], false);
+    double before = split_supplies(count, card, at[high], false);
     if (before < 1) {
         *jumps = true; /* or it is 1 but for rounding, and there is nothing to share */
         return at[high];
     }
     if (high == 0)
         return at[0];
-    double from = supplies(count, card, at[high - 1], true);
+    double from = split_supplies(count, card, at[high - 1], true);
     return at[high - 1] + (at[high] - at[high - 1]) * (1 - from) / (before - from);
 }
 
 /* total over `count` takers in equal parts, none above its cap: the others have the more. */
-static void fill(int count, const double *cap, double total, double *part)
+static void split_fill(int count, const double *cap, double total, double *part)
 {
     int open = count;
     for (int i = 0; i < count; i++)
@@ -196,7 +196,7 @@ struct work {
 };
 
 /* The rest that jumps leave open, over the cards that jump. */
-static void share_jump(int count, struct work *w, double t)
+static void split_share_jump(int count, struct work *w, double t)
 {
     int n = 0;
     double rest = 1;
@@ -204,49 +204,50 @@ static void share_jump(int count, struct work *w, double t)
         if (!w->card[i].is)
             continue;
         if (w->card[i].others == 0) {
-            w->cap[n] = sums(&w->card[i], t);
+            w->cap[n] = split_sums(&w->card[i], t);
             w->who[n++] = i;
         } else {
             rest -= w->x[i];
         }
     }
-    fill(n, w->cap, rest, w->part);
+    split_fill(n, w->cap, rest, w->part);
     for (int i = 0; i < n; i++)
         w->x[w->who[i]] = w->part[i];
 }
 
 /* A card's share, over the services behind it. */
-static void share_card(int count, const struct tly_plan_machine *m, struct work *w, double t, int card)
+static void split_share_card(int count, const struct tly_plan_machine *m, struct work *w, double t, int card)
 {
     int n = 0;
-    double ranks = all_ranks(count, m), until = fmax(t, w->card[card].others < 0 ? w->card[card].from : 0);
+    double ranks = split_all_ranks(count, m),
+           until = fmax(t, w->card[card].others < 0 ? w->card[card].from : 0);
     for (int i = card; i < count; i++)
         if (m[i].card == (uint32_t)card) {
-            double cap = cap_of(&m[i], ranks);
+            double cap = split_cap_of(&m[i], ranks);
             w->cap[n] = isinf(cap) ? INFINITY : cap * until;
             w->who[n++] = i;
         }
-    fill(n, w->cap, w->x[card], w->part);
+    split_fill(n, w->cap, w->x[card], w->part);
     for (int i = 0; i < n; i++)
         w->x[w->who[i]] = w->part[i];
 }
 
-static int solve(int count, const struct tly_plan_machine *m, uint32_t *weight)
+static int split_solve(int count, const struct tly_plan_machine *m, uint32_t *weight)
 {
     struct work *w = malloc(sizeof *w);
     bool jumps;
     double sum = 0;
     if (!w)
         return -ENOMEM;
-    make_cards(count, m, w->card);
-    double t = level(count, w->card, w->at, &jumps);
+    split_make_cards(count, m, w->card);
+    double t = split_level(count, w->card, w->at, &jumps);
     for (int i = 0; i < count; i++)
-        w->x[i] = w->card[i].is ? supply(&w->card[i], t, false) : 0;
+        w->x[i] = w->card[i].is ? split_supply(&w->card[i], t, false) : 0;
     if (jumps)
-        share_jump(count, w, t);
+        split_share_jump(count, w, t);
     for (int i = 0; i < count; i++)
         if (w->card[i].is)
-            share_card(count, m, w, t, i);
+            split_share_card(count, m, w, t, i);
     for (int i = 0; i < count; i++)
         sum += w->x[i];
     for (int i = 0; i < count; i++)
@@ -256,7 +257,7 @@ static int solve(int count, const struct tly_plan_machine *m, uint32_t *weight)
 }
 
 /* Eq. 1, 2 hold: n and k are set. */
-static bool alike(int count, const struct tly_plan_machine *m, int *n, int *k)
+static bool split_alike(int count, const struct tly_plan_machine *m, int *n, int *k)
 {
     const struct tly_plan_machine *first = NULL;
     double known = 0;
@@ -280,9 +281,9 @@ static bool alike(int count, const struct tly_plan_machine *m, int *n, int *k)
     return true;
 }
 
-static bool sound(int count, const struct tly_plan_machine *m)
+static bool split_sound(int count, const struct tly_plan_machine *m)
 {
-    if (count < 1 || count > TLY_MAX_SERVICES || all_ranks(count, m) < 1)
+    if (count < 1 || count > TLY_MAX_SERVICES || split_all_ranks(count, m) < 1)
         return false;
     for (int i = 0; i < count; i++)
         if (m[i].card > (uint32_t)i || m[m[i].card].card != m[i].card || !isfinite(m[i].bandwidth) ||
@@ -294,10 +295,10 @@ static bool sound(int count, const struct tly_plan_machine *m)
 int tly_plan_split(enum tly_split split, int count, const struct tly_plan_machine *m, uint32_t *weight)
 {
     int n, k, with = 0;
-    if (!sound(count, m))
+    if (!split_sound(count, m))
         return -EINVAL;
     if (split == TLY_SPLIT_OPTIMAL)
-        return alike(count, m, &n, &k) ? tly_plan_weights(n, k, weight) : solve(count, m, weight);
+        return split_alike(count, m, &n, &k) ? tly_plan_weights(n, k, weight) : split_solve(count, m, weight);
     bool ranks = split == TLY_SPLIT_ALL_REDUCE;
     for (int i = 0; i < count; i++)
         with += (m[i].ranks > 0) == ranks;
@@ -310,22 +311,22 @@ int tly_plan_split(enum tly_split split, int count, const struct tly_plan_machin
 
 /* --- predictions ----------------------------------------------------------------------------------- */
 
-static bool same_card(const struct tly_plan_machine *m, int i, int j)
+static bool split_same_card(const struct tly_plan_machine *m, int i, int j)
 {
     return m[i].card == m[j].card;
 }
 
 /* 0: not known. */
-static double bandwidth(int count, const struct tly_plan_machine *m, int card)
+static double split_bandwidth(int count, const struct tly_plan_machine *m, int card)
 {
     double least = 0;
     for (int i = card; i < count; i++)
-        if (same_card(m, i, card) && m[i].bandwidth > 0 && (least == 0 || m[i].bandwidth < least))
+        if (split_same_card(m, i, card) && m[i].bandwidth > 0 && (least == 0 || m[i].bandwidth < least))
             least = m[i].bandwidth;
     return least;
 }
 
-static double total_of(int count, const uint32_t *weight)
+static double split_total_of(int count, const uint32_t *weight)
 {
     double total = 0;
     for (int i = 0; i < count; i++)
@@ -335,23 +336,23 @@ static double total_of(int count, const uint32_t *weight)
 
 double tly_plan_traffic(int count, const struct tly_plan_machine *m, const uint32_t *weight, int i)
 {
-    double r = 0, x = 0, all = all_ranks(count, m);
+    double r = 0, x = 0, all = split_all_ranks(count, m);
     for (int j = 0; j < count; j++)
-        if (same_card(m, i, j)) {
+        if (split_same_card(m, i, j)) {
             r += m[j].ranks;
             x += weight[j];
         }
-    return r + (all - 2 * r) * x / total_of(count, weight);
+    return r + (all - 2 * r) * x / split_total_of(count, weight);
 }
 
 double tly_plan_cost(int count, const struct tly_plan_machine *m, const uint32_t *weight, int *busiest)
 {
-    double worst = -1, total = total_of(count, weight), all = all_ranks(count, m);
+    double worst = -1, total = split_total_of(count, weight), all = split_all_ranks(count, m);
     int who = 0;
     for (int i = 0; i < count; i++) {
         double t = m[i].sum_rate > 0 ? all * weight[i] / total / m[i].sum_rate : 0;
         if (m[i].card == (uint32_t)i) {
-            double b = bandwidth(count, m, i);
+            double b = split_bandwidth(count, m, i);
             if (b == 0)
                 return NAN;
             t = fmax(t, tly_plan_traffic(count, m, weight, i) / b);
@@ -368,17 +369,17 @@ double tly_plan_cost(int count, const struct tly_plan_machine *m, const uint32_t
 
 double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *m)
 {
-    double all = all_ranks(count, m), slowest = INFINITY, sums = 0;
+    double all = split_all_ranks(count, m), slowest = INFINITY, sums = 0;
     int cards = 0;
     for (int i = 0; i < count; i++) {
         bool ranks = false;
         if (m[i].sum_rate > 0)
             sums = fmax(sums, m[i].ranks / m[i].sum_rate);
         for (int j = i; j < count && m[i].card == (uint32_t)i; j++)
-            ranks |= same_card(m, i, j) && m[j].ranks > 0;
+            ranks |= split_same_card(m, i, j) && m[j].ranks > 0;
         if (!ranks)
             continue;
-        double b = bandwidth(count, m, i);
+        double b = split_bandwidth(count, m, i);
         if (b == 0)
             return NAN;
         slowest = fmin(slowest, b);
