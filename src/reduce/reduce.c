@@ -19,41 +19,41 @@
 #if defined __x86_64__
 typedef unsigned int float_mode;
 enum { MODE = 0x1f80, RAISED = 0x3f }; /* to nearest, no FTZ, no DAZ, all traps masked; flags */
-static float_mode mode_default(void)
+static float_mode reduce_mode_default(void)
 {
     float_mode saved = _mm_getcsr();
     if ((saved & ~RAISED) != MODE) /* to set it takes as long as a few sums */
         _mm_setcsr(MODE);
     return saved;
 }
-static void mode_restore(float_mode saved)
+static void reduce_mode_restore(float_mode saved)
 {
     if ((saved & ~RAISED) != MODE)
         _mm_setcsr(saved);
 }
 #elif defined __aarch64__
 typedef uint64_t float_mode;
-static float_mode mode_default(void)
+static float_mode reduce_mode_default(void)
 {
     float_mode saved;
     __asm__ volatile("mrs %0, fpcr\n\tmsr fpcr, xzr" : "=&r"(saved)::"memory");
     return saved;
 }
-static void mode_restore(float_mode saved)
+static void reduce_mode_restore(float_mode saved)
 {
     __asm__ volatile("msr fpcr, %0" ::"r"(saved) : "memory");
 }
 #else
 #include <fenv.h>
 typedef fenv_t float_mode;
-static float_mode mode_default(void)
+static float_mode reduce_mode_default(void)
 {
     float_mode saved;
     fegetenv(&saved);
     fesetenv(FE_DFL_ENV);
     return saved;
 }
-static void mode_restore(float_mode saved)
+static void reduce_mode_restore(float_mode saved)
 {
     fesetenv(&saved);
 }
@@ -66,18 +66,18 @@ struct variant {
     tly_fold_fn *fold;
 };
 
-static bool cpu_any(void)
+static bool reduce_cpu_any(void)
 {
     return true;
 }
 
 #if defined __x86_64__
-static bool cpu_avx2(void)
+static bool reduce_cpu_avx2(void)
 {
     unsigned a, b, c, d; /* clang's builtin does not know F16C */
     return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
-static bool cpu_avx512(void)
+static bool reduce_cpu_avx512(void)
 {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -90,12 +90,12 @@ static const struct {
 } variants[] = {
 /* the best first */
 #if defined __x86_64__
-    {{"avx512", tly_fold_avx512}, cpu_avx512},
-    {{"avx2", tly_fold_avx2}, cpu_avx2},
+    {{"avx512", tly_fold_avx512}, reduce_cpu_avx512},
+    {{"avx2", tly_fold_avx2}, reduce_cpu_avx2},
 #elif defined __aarch64__
-    {{"neon", tly_fold_neon}, cpu_any},
+    {{"neon", tly_fold_neon}, reduce_cpu_any},
 #endif
-    {{"scalar", tly_fold_scalar}, cpu_any},
+    {{"scalar", tly_fold_scalar}, reduce_cpu_any},
 };
 
 /* Chosen at the first call; it points at constant data, so relaxed order is enough. */
@@ -111,7 +111,7 @@ int tly_reduce_choose(const char *name)
     return -ENOTSUP;
 }
 
-static const struct variant *variant(void)
+static const struct variant *reduce_variant(void)
 {
     const struct variant *v = atomic_load_explicit(&chosen, memory_order_relaxed);
     if (!v) {
@@ -123,7 +123,7 @@ static const struct variant *variant(void)
 
 const char *tly_reduce_variant(void)
 {
-    return variant()->name;
+    return reduce_variant()->name;
 }
 
 /* --- what may be asked -------------------------------------------------------------------------------- */
@@ -139,17 +139,17 @@ size_t tly_reduce_element_size(int dtype)
     return dtype >= 0 && dtype < TLY_DTYPE_COUNT ? size[dtype] : 0;
 }
 
-static bool is_half(int dtype)
+static bool reduce_is_half(int dtype)
 {
     return dtype == TALLY_FLOAT16 || dtype == TALLY_BFLOAT16;
 }
 
-static bool is_complex(int dtype)
+static bool reduce_is_complex(int dtype)
 {
     return dtype == TALLY_COMPLEX64 || dtype == TALLY_COMPLEX128;
 }
 
-static int refuse(int error, const char *reason, const char **why)
+static int reduce_refuse(int error, const char *reason, const char **why)
 {
     if (why)
         *why = reason;
@@ -160,27 +160,27 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why)
 {
     int dtype = r->dtype, op = r->op;
     uint32_t divisor = r->divisor;
-    bool complex = is_complex(dtype), real = dtype <= TALLY_BFLOAT16;
+    bool complex = reduce_is_complex(dtype), real = dtype <= TALLY_BFLOAT16;
     bool bitwise = op == TALLY_BAND || op == TALLY_BOR || op == TALLY_BXOR;
 
     if (dtype >= TLY_DTYPE_COUNT)
-        return refuse(-EINVAL, "unknown element type", why);
+        return reduce_refuse(-EINVAL, "unknown element type", why);
     if (op >= TLY_REDUCTION_COUNT)
-        return refuse(-EINVAL, "unknown reduction", why);
+        return reduce_refuse(-EINVAL, "unknown reduction", why);
     if (!isfinite(r->prescale) || !isfinite(r->postscale))
-        return refuse(-EINVAL, "a scale factor is not finite", why);
+        return reduce_refuse(-EINVAL, "a scale factor is not finite", why);
     if (op == TALLY_AVERAGE && divisor == 0)
-        return refuse(-EINVAL, "an average needs a divisor", why);
+        return reduce_refuse(-EINVAL, "an average needs a divisor", why);
     if (dtype == TALLY_BOOL && op == TALLY_AVERAGE)
-        return refuse(-ENOTSUP, "booleans have no average", why);
+        return reduce_refuse(-ENOTSUP, "booleans have no average", why);
     if (dtype == TALLY_BOOL && (r->prescale != 1 || r->postscale != 1))
-        return refuse(-ENOTSUP, "booleans cannot be scaled", why);
+        return reduce_refuse(-ENOTSUP, "booleans cannot be scaled", why);
     if (bitwise && (real || complex))
-        return refuse(-ENOTSUP, "bitwise reductions need integers or booleans", why);
+        return reduce_refuse(-ENOTSUP, "bitwise reductions need integers or booleans", why);
     if (complex && op == TALLY_MIN)
-        return refuse(-ENOTSUP, "complex numbers have no minimum", why);
+        return reduce_refuse(-ENOTSUP, "complex numbers have no minimum", why);
     if (complex && op == TALLY_MAX)
-        return refuse(-ENOTSUP, "complex numbers have no maximum", why);
+        return reduce_refuse(-ENOTSUP, "complex numbers have no maximum", why);
     return 0;
 }
 
@@ -205,10 +205,10 @@ struct tree {
     _Alignas(64) unsigned char scratch[SCRATCH_BYTES];
 };
 
-static void walk(struct tree *t, int level, int leaves, size_t at, size_t count, bool root, void *out);
+static void reduce_walk(struct tree *t, int level, int leaves, size_t at, size_t count, bool root, void *out);
 
 /* The next leaf's elements from `at` on: `count` of them. */
-static const void *leaf(struct tree *t, int j, size_t at, size_t count)
+static const void *reduce_leaf(struct tree *t, int j, size_t at, size_t count)
 {
     struct tree *g = t->group;
     int size = g ? *t->next_size++ : 1;
@@ -218,12 +218,12 @@ static const void *leaf(struct tree *t, int j, size_t at, size_t count)
     if (!g || (size == 1 && g->step.prescale == 1))
         return *input + at * tly_format_size(t->step.from);
     g->next = input;
-    walk(g, 0, size, at, count, true, t->leaf_rows + (size_t)j * t->row_bytes);
+    reduce_walk(g, 0, size, at, count, true, t->leaf_rows + (size_t)j * t->row_bytes);
     return t->leaf_rows + (size_t)j * t->row_bytes;
 }
 
 /* Reduce the next `leaves` leaves; the root is finished and written in the tree's own format. */
-static void walk(struct tree *t, int level, int leaves, size_t at, size_t count, bool root, void *out)
+static void reduce_walk(struct tree *t, int level, int leaves, size_t at, size_t count, bool root, void *out)
 {
     struct tly_fold f = t->step;
     const void *rows[TLY_FOLD_MAX];
@@ -235,7 +235,7 @@ static void walk(struct tree *t, int level, int leaves, size_t at, size_t count,
     }
     if (leaves <= TLY_FOLD_MAX) {
         for (f.n = 0; f.n < leaves; f.n++)
-            rows[f.n] = leaf(t, f.n, at, count);
+            rows[f.n] = reduce_leaf(t, f.n, at, count);
     } else {
         int part = TLY_FOLD_MAX;
         while (part * TLY_FOLD_MAX < leaves)
@@ -243,7 +243,7 @@ static void walk(struct tree *t, int level, int leaves, size_t at, size_t count,
         for (f.n = 0; f.n * part < leaves; f.n++) {
             int rest = leaves - f.n * part;
             unsigned char *row = t->scratch + (size_t)(level * TLY_FOLD_MAX + f.n) * t->row_bytes;
-            walk(t, level + 1, rest < part ? rest : part, at, count, false, row);
+            reduce_walk(t, level + 1, rest < part ? rest : part, at, count, false, row);
             rows[f.n] = row;
         }
         f.from = t->partial; /* rows of the scratch, in the first-level cache */
@@ -254,7 +254,7 @@ static void walk(struct tree *t, int level, int leaves, size_t at, size_t count,
 }
 
 /* How long rows may be for a tree of so many leaves. */
-static size_t row_bytes(int leaves)
+static size_t reduce_row_bytes(int leaves)
 {
     const int fold = TLY_FOLD_MAX;
     return leaves <= fold * fold ? ROW_BYTES : leaves <= fold * fold * fold ? ROW_BYTES / 2 : ROW_BYTES / 4;
@@ -262,7 +262,7 @@ static size_t row_bytes(int leaves)
 
 /* Others see stores around the caches in no order, but whoever hands the result on relies on one.  Once at the
  * end: the fence waits until they have reached memory. */
-static void fence(void)
+static void reduce_fence(void)
 {
 #if defined __x86_64__
     _mm_sfence();
@@ -270,22 +270,22 @@ static void fence(void)
 }
 
 /* The whole tree, in blocks. */
-static void reduce(struct tree *t, unsigned char *out, size_t count)
+static void reduce_blocks(struct tree *t, unsigned char *out, size_t count)
 {
     size_t size = tly_format_size(t->step.to);
     size_t block = t->row_bytes / tly_format_size(t->partial);
     for (size_t at = 0; at < count; at += block) {
         t->next = t->input;
         t->next_size = t->group_size;
-        walk(t, 0, t->leaves, at, count - at < block ? count - at : block, true, out + at * size);
+        reduce_walk(t, 0, t->leaves, at, count - at < block ? count - at : block, true, out + at * size);
     }
     if (t->step.stream)
-        fence();
+        reduce_fence();
 }
 
 /* The tree's step for `r`, over so many inputs; *count becomes that of elements in its format. */
-static struct tly_fold step(const struct tly_reduction *r, int leaves, int inputs, const void *const input[],
-                            const void *output, size_t *count)
+static struct tly_fold reduce_step(const struct tly_reduction *r, int leaves, int inputs,
+                                   const void *const input[], const void *output, size_t *count)
 {
     enum tly_format format =
         r->dtype == TALLY_COMPLEX64    ? TLY_F32
@@ -298,12 +298,12 @@ static struct tly_fold step(const struct tly_reduction *r, int leaves, int input
         else if (op == TALLY_PRODUCT || op == TALLY_MIN)
             op = TALLY_BAND;
     }
-    if (is_complex(r->dtype)) {
+    if (reduce_is_complex(r->dtype)) {
         *count *= 2;
         if (op == TALLY_PRODUCT)
             op = TLY_COMPLEX_PRODUCT;
     }
-    enum tly_format partial = is_half(r->dtype) ? TLY_F32 : format;
+    enum tly_format partial = reduce_is_half(r->dtype) ? TLY_F32 : format;
     struct tly_fold f = {
         .from = r->from_partials ? partial : format,
         .to = r->to_partial ? partial : format,
@@ -321,14 +321,14 @@ static struct tly_fold step(const struct tly_reduction *r, int leaves, int input
     return f;
 }
 
-static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int inputs,
-                  const void *const input[], const void *output, size_t *count)
+static void reduce_plant(struct tree *t, const struct tly_reduction *r, int leaves, int inputs,
+                         const void *const input[], const void *output, size_t *count)
 {
-    t->step = step(r, leaves, inputs, input, output, count);
-    t->partial = is_half(r->dtype) ? TLY_F32 : t->step.from;
-    t->fold = variant()->fold;
+    t->step = reduce_step(r, leaves, inputs, input, output, count);
+    t->partial = reduce_is_half(r->dtype) ? TLY_F32 : t->step.from;
+    t->fold = reduce_variant()->fold;
     t->leaves = leaves;
-    t->row_bytes = row_bytes(leaves);
+    t->row_bytes = reduce_row_bytes(leaves);
     t->input = (const unsigned char *const *)input;
     t->group = NULL;
     t->group_size = NULL;
@@ -337,15 +337,15 @@ static void plant(struct tree *t, const struct tly_reduction *r, int leaves, int
 /* So few numbers are summed before a fold of them is described. */
 enum { FEW = 16 };
 
-static bool is_few(const struct tly_reduction *r, int n, size_t count)
+static bool reduce_is_few(const struct tly_reduction *r, int n, size_t count)
 {
     return count <= FEW && n <= TLY_FOLD_MAX && r->dtype == TALLY_FLOAT32 && r->op == TALLY_SUM &&
            r->prescale == 1 && r->postscale == 1;
 }
 
 /* T of reduce.h for `width` numbers of each input, a constant: neighbours, then neighbours of those. */
-static inline __attribute__((always_inline)) void sum_run(int n, const void *const input[], void *output,
-                                                          size_t at, size_t width)
+static inline __attribute__((always_inline)) void reduce_sum_run(int n, const void *const input[],
+                                                                 void *output, size_t at, size_t width)
 {
     float x[TLY_FOLD_MAX][FEW];
     for (int j = 0; j < n; j++)
@@ -359,33 +359,33 @@ static inline __attribute__((always_inline)) void sum_run(int n, const void *con
     memcpy((unsigned char *)output + at * sizeof(float), x[0], width * sizeof(float));
 }
 
-static void sum_few(int n, const void *const input[], void *output, size_t count)
+static void reduce_sum_few(int n, const void *const input[], void *output, size_t count)
 {
     assert(n >= 1);
     if (count == FEW)
-        sum_run(n, input, output, 0, FEW);
+        reduce_sum_run(n, input, output, 0, FEW);
     else
         for (size_t at = 0; at < count; at++)
-            sum_run(n, input, output, at, 1);
+            reduce_sum_run(n, input, output, at, 1);
 }
 
 void tly_reduce(const struct tly_reduction *r, int n, const void *const input[], void *output, size_t count)
 {
-    float_mode saved = mode_default();
-    if (is_few(r, n, count)) {
-        sum_few(n, input, output, count);
+    float_mode saved = reduce_mode_default();
+    if (reduce_is_few(r, n, count)) {
+        reduce_sum_few(n, input, output, count);
     } else if (n <= TLY_FOLD_MAX) { /* the tree is one fold of its inputs */
-        struct tly_fold f = step(r, n, n, input, output, &count);
+        struct tly_fold f = reduce_step(r, n, n, input, output, &count);
         f.n = n;
-        variant()->fold(&f, input, output, count);
+        reduce_variant()->fold(&f, input, output, count);
         if (f.stream)
-            fence();
+            reduce_fence();
     } else {
         struct tree t;
-        plant(&t, r, n, n, input, output, &count);
-        reduce(&t, output, count);
+        reduce_plant(&t, r, n, n, input, output, &count);
+        reduce_blocks(&t, output, count);
     }
-    mode_restore(saved);
+    reduce_mode_restore(saved);
 }
 
 void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int group_size[],
@@ -393,7 +393,7 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
 {
     struct tree t, group;
     _Alignas(64) unsigned char leaf_rows[SCRATCH_BYTES];
-    float_mode saved = mode_default();
+    float_mode saved = reduce_mode_default();
     size_t same = count;
     int inputs = 0, largest = 0;
     assert(!r->to_partial && !r->from_partials);
@@ -401,8 +401,8 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
         inputs += group_size[g];
         largest = group_size[g] > largest ? group_size[g] : largest;
     }
-    plant(&t, r, groups, inputs, input, output, &count);
-    plant(&group, r, largest, 0, input, output, &same);
+    reduce_plant(&t, r, groups, inputs, input, output, &count);
+    reduce_plant(&group, r, largest, 0, input, output, &same);
     group.step.divisor = group.step.postscale = 1;
     group.step.stream = false;
     group.step.ask = t.step.ask;
@@ -411,6 +411,6 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
     t.group_size = group_size;
     t.leaf_rows = leaf_rows;
     t.row_bytes = group.row_bytes = t.row_bytes < group.row_bytes ? t.row_bytes : group.row_bytes;
-    reduce(&t, output, count);
-    mode_restore(saved);
+    reduce_blocks(&t, output, count);
+    reduce_mode_restore(saved);
 }
