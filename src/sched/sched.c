@@ -10,7 +10,7 @@ void tly_sched_init(struct tly_sched *s, uint64_t credit)
     tly_list_init(&s->queues);
 }
 
-static struct tly_sched_queue *queue_of(struct tly_list *node)
+static struct tly_sched_queue *sched_queue_of(struct tly_list *node)
 {
     return tly_list_entry(node, struct tly_sched_queue, node);
 }
@@ -19,7 +19,7 @@ void tly_sched_set_credit(struct tly_sched *s, uint64_t credit)
 {
     s->credit = credit;
     for (struct tly_list *n = s->queues.next; n != &s->queues; n = n->next) {
-        const struct tly_heap *waiting = &queue_of(n)->waiting;
+        const struct tly_heap *waiting = &sched_queue_of(n)->waiting;
         for (size_t i = 0; i < waiting->count; i++)
             ((struct tly_task *)waiting->items[i].value)->credit = 0;
     }
@@ -41,52 +41,52 @@ void tly_sched_remove(struct tly_sched_queue *q)
     *q = (struct tly_sched_queue){0};
 }
 
-static bool has_window(const struct tly_sched_queue *q, const struct tly_task *t)
+static bool sched_has_window(const struct tly_sched_queue *q, const struct tly_task *t)
 {
     return q->pushed + t->bytes <= q->granted;
 }
 
-static uint64_t credit_of(const struct tly_sched *s, const struct tly_task *t)
+static uint64_t sched_credit_of(const struct tly_sched *s, const struct tly_task *t)
 {
     return t->credit ? t->credit : s->credit;
 }
 
-static bool is_idle(const struct tly_sched *s)
+static bool sched_is_idle(const struct tly_sched *s)
 {
     bool idle = !s->in_flight;
     for (struct tly_list *n = s->queues.next; n != &s->queues && idle; n = n->next)
-        idle = !tly_sched_waits(queue_of(n));
+        idle = !tly_sched_waits(sched_queue_of(n));
     return idle;
 }
 
 int tly_sched_ready(struct tly_sched_queue *q, struct tly_task *t)
 {
-    if (is_idle(q->sched))
+    if (sched_is_idle(q->sched))
         q->sched->opened = 0;
     return tly_heap_push(&q->waiting, t->order, t);
 }
 
 /* A task larger than its credit goes alone.  The last task of what is open may reach beyond it: else a few bytes in flight
  * would hold back a task of a quarter of the credit. */
-static bool has_credit(const struct tly_sched *s, const struct tly_task *t)
+static bool sched_has_credit(const struct tly_sched *s, const struct tly_task *t)
 {
-    uint64_t credit = credit_of(s, t);
+    uint64_t credit = sched_credit_of(s, t);
     bool opens = !t->eager && s->opened < credit;
     return !s->in_flight || (s->in_flight + t->charge <= credit && (!opens || s->in_flight < s->opened));
 }
 
 /* The queue of the best task with window, or NULL.  shut: some task has none. */
-static struct tly_sched_queue *choose(const struct tly_sched *s, bool *shut)
+static struct tly_sched_queue *sched_choose(const struct tly_sched *s, bool *shut)
 {
     struct tly_sched_queue *best = NULL;
     const struct tly_heap_item *first = NULL;
     *shut = false;
     for (struct tly_list *n = s->queues.next; n != &s->queues; n = n->next) {
-        struct tly_sched_queue *q = queue_of(n);
+        struct tly_sched_queue *q = sched_queue_of(n);
         const struct tly_heap_item *top = tly_heap_top(&q->waiting);
         if (!top)
             continue;
-        if (!has_window(q, top->value)) {
+        if (!sched_has_window(q, top->value)) {
             *shut = true;
         } else if (!first || tly_before(top->order, first->order)) {
             best = q;
@@ -99,11 +99,11 @@ static struct tly_sched_queue *choose(const struct tly_sched *s, bool *shut)
 void tly_sched_run(struct tly_sched *s)
 {
     struct tly_sched_queue *q;
-    while ((q = choose(s, &s->shut))) {
+    while ((q = sched_choose(s, &s->shut))) {
         struct tly_task *t = tly_heap_top(&q->waiting)->value;
         if (!s->opened)
-            s->opened = credit_of(s, t) / 4;
-        if (!has_credit(s, t))
+            s->opened = sched_credit_of(s, t) / 4;
+        if (!sched_has_credit(s, t))
             return;
         tly_heap_pop(&q->waiting);
         s->in_flight += t->charge;
@@ -113,7 +113,7 @@ void tly_sched_run(struct tly_sched *s)
     }
 }
 
-static void give_back(struct tly_sched_queue *q, uint64_t bytes)
+static void sched_give_back(struct tly_sched_queue *q, uint64_t bytes)
 {
     bytes = bytes < q->in_flight ? bytes : q->in_flight;
     q->in_flight -= bytes;
@@ -123,14 +123,14 @@ static void give_back(struct tly_sched_queue *q, uint64_t bytes)
 void tly_sched_finish(struct tly_sched_queue *q, uint64_t bytes)
 {
     struct tly_sched *s = q->sched;
-    give_back(q, bytes);
+    sched_give_back(q, bytes);
     if (s->opened)
         s->opened = s->opened + bytes < s->credit ? s->opened + bytes : s->credit;
 }
 
 void tly_sched_retract(struct tly_sched_queue *q, const struct tly_task *t, uint64_t sent)
 {
-    give_back(q, t->charge - sent);
+    sched_give_back(q, t->charge - sent);
     if (!sent)
         q->pushed -= t->bytes;
 }
@@ -148,7 +148,7 @@ void tly_sched_grant(struct tly_sched_queue *q, uint64_t granted)
 
 void tly_sched_close(struct tly_sched_queue *q)
 {
-    give_back(q, q->in_flight);
+    sched_give_back(q, q->in_flight);
     q->pushed = q->granted = 0;
 }
 
@@ -157,7 +157,7 @@ struct condition {
     void *user;
 };
 
-static bool holds(void *task, void *user)
+static bool sched_holds(void *task, void *user)
 {
     const struct condition *c = user;
     return c->drop(task, c->user);
@@ -165,5 +165,5 @@ static bool holds(void *task, void *user)
 
 void tly_sched_drop(struct tly_sched_queue *q, bool (*drop)(struct tly_task *t, void *user), void *user)
 {
-    tly_heap_filter(&q->waiting, holds, &(struct condition){drop, user});
+    tly_heap_filter(&q->waiting, sched_holds, &(struct condition){drop, user});
 }
