@@ -105,7 +105,7 @@ void tly_answers_delivered(struct session *p, struct round *r)
 }
 
 /* All ranks have the answer: nobody can ask for it any more. */
-static void become_stable(struct tly_job *job, struct round *r)
+static void answers_become_stable(struct tly_job *job, struct round *r)
 {
     tly_store_remove(job, r);
     if (job->dropped_slots)
@@ -120,7 +120,7 @@ bool tly_answers_confirmed(struct tly_job *job, struct round *r, uint32_t rank)
     tly_window_confirm(job, r, rank);
     if (++r->received < r->who->count)
         return false;
-    become_stable(job, r);
+    answers_become_stable(job, r);
     return true;
 }
 
@@ -152,7 +152,7 @@ void tly_answers_sent(struct session *p, struct answer *a)
 
 /* Nobody else will ask for the round.  Ranks may never come for a verdict: later deliveries do not wait for them for
  * ever. */
-static bool is_settled(const struct tly_job *job, const struct round *r)
+static bool answers_is_settled(const struct tly_job *job, const struct round *r)
 {
     return r->received == r->who->count ||
            (r->verdict && job->loop->awake - r->decided > VERDICT_S * TLY_SEC);
@@ -165,7 +165,8 @@ void tly_answers_settle(struct tly_job *job)
         struct session *q = job->by_rank[i];
         uint64_t before = q ? q->stable : 0;
         bool gave = false;
-        while (q && q->stable < q->received && is_settled(job, q->deliveries[q->stable % q->ring_room])) {
+        while (q && q->stable < q->received &&
+               answers_is_settled(job, q->deliveries[q->stable % q->ring_room])) {
             struct round *r = q->deliveries[q->stable++ % q->ring_room];
             gave = r->slots[q->rank].quiet;
             tly_store_unref(job, r);

@@ -18,7 +18,7 @@ struct hand {
     int home, index;
 };
 
-static void *work(void *arg)
+static void *crew_work(void *arg)
 {
     struct hand me = *(struct hand *)arg;
     struct tly_crew *c = me.crew;
@@ -48,7 +48,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-static int64_t fetch(struct tly_hook *h)
+static int64_t crew_fetch(struct tly_hook *h)
 {
     struct tly_crew *c = tly_list_entry(h, struct tly_crew, hook);
     for (;;) {
@@ -79,14 +79,14 @@ int tly_crew_start(struct tly_crew *c, struct tly_loop *loop, int threads, int h
     c->running = calloc((size_t)threads + 1, sizeof(struct tly_task *));
     if (!c->thread || !c->running)
         return tly_fail(ENOMEM, "out of memory");
-    c->hook.prepare = fetch;
+    c->hook.prepare = crew_fetch;
     tly_loop_hook(loop, &c->hook);
     for (int i = 0; i < threads; i++) {
         struct hand *h = malloc(sizeof *h);
         if (!h)
             return tly_fail(ENOMEM, "out of memory");
         *h = (struct hand){c, home, i + 1}; /* the loop's thread is number 0 */
-        int err = tly_thread_start(&c->thread[i], "tally-crew", work, h);
+        int err = tly_thread_start(&c->thread[i], "tally-crew", crew_work, h);
         if (err) {
             free(h);
             return err;
@@ -115,8 +115,8 @@ void tly_crew_stop(struct tly_crew *c)
     c->loop = NULL;
 }
 
-static void remove_those(struct tly_list *list, bool (*is)(const struct tly_task *t, const void *arg),
-                         const void *arg)
+static void crew_remove_those(struct tly_list *list, bool (*is)(const struct tly_task *t, const void *arg),
+                              const void *arg)
 {
     for (struct tly_list *n = list->next, *next; n != list; n = next) {
         next = n->next;
@@ -125,8 +125,8 @@ static void remove_those(struct tly_list *list, bool (*is)(const struct tly_task
     }
 }
 
-static bool runs(const struct tly_crew *c, bool (*is)(const struct tly_task *t, const void *arg),
-                 const void *arg)
+static bool crew_runs(const struct tly_crew *c, bool (*is)(const struct tly_task *t, const void *arg),
+                      const void *arg)
 {
     for (int i = 0; i < c->threads; i++)
         if (c->running[i] && is(c->running[i], arg))
@@ -140,12 +140,12 @@ void tly_crew_cancel(struct tly_crew *c, bool (*is)(const struct tly_task *t, co
     if (!c->loop)
         return;
     pthread_mutex_lock(&c->lock);
-    remove_those(&c->todo, is, arg);
+    crew_remove_those(&c->todo, is, arg);
     c->awaited = true;
-    while (runs(c, is, arg))
+    while (crew_runs(c, is, arg))
         pthread_cond_wait(&c->ended, &c->lock);
     c->awaited = false;
-    remove_those(&c->finished, is, arg);
+    crew_remove_those(&c->finished, is, arg);
     pthread_mutex_unlock(&c->lock);
 }
 

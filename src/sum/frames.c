@@ -1,7 +1,7 @@
 /* frames.c - the frames that come over a session: which may come, what is wrong with them, and which file they concern.
  *
  * A header is judged before its payload is read: by session (a watcher, a rank of the job), by type, and a push by all
- * that it says of its part (bad_push, and ops/rule.h for its size).  A frame that makes no sense ends the connection with a
+ * that it says of its part (frames_bad_push, and ops/rule.h for its size).  A frame that makes no sense ends the connection with a
  * sentence.  Nothing is remembered here. */
 #include <errno.h>
 #include <stdlib.h>
@@ -24,7 +24,8 @@
 #include "transport/transport.h"
 
 /* May ranks of this group do what the frame says? */
-static bool fits_group(const struct tly_rule *rule, const struct tly_frame *f, const struct members *who)
+static bool frames_fits_group(const struct tly_rule *rule, const struct tly_frame *f,
+                              const struct members *who)
 {
     bool pair = f->group & TLY_PAIR;
     if (!pair)
@@ -34,8 +35,8 @@ static bool fits_group(const struct tly_rule *rule, const struct tly_frame *f, c
     return rule->givers != TLY_NONE_GIVE || who->count == 1;
 }
 
-static const char *bad_push(const struct tly_job *job, const struct session *p, const struct tly_frame *f,
-                            const struct members *who)
+static const char *frames_bad_push(const struct tly_job *job, const struct session *p,
+                                   const struct tly_frame *f, const struct members *who)
 {
     const struct tly_rule *rule = tly_rule_of(f);
     size_t element = tly_reduce_element_size(f->dtype);
@@ -44,7 +45,7 @@ static const char *bad_push(const struct tly_job *job, const struct session *p, 
         return "a push in another's name";
     if (!rule)
         return "unknown kind, type or size";
-    if (!who || !fits_group(rule, f, who))
+    if (!who || !frames_fits_group(rule, f, who))
         return "unknown group";
     if (rule->givers == TLY_ROOT_GIVES && !tly_members_have(who, f->root))
         return "no such root";
@@ -67,14 +68,15 @@ static const char *bad_push(const struct tly_job *job, const struct session *p, 
 }
 
 /* With equal hashes of their specs frames differ in these only by a bug or by ill will; sizes must never differ. */
-static bool same_shape(const struct tly_frame *a, const struct tly_frame *b)
+static bool frames_same_shape(const struct tly_frame *a, const struct tly_frame *b)
 {
     return a->kind == b->kind && a->dtype == b->dtype && a->op == b->op && a->length == b->length &&
            a->root == b->root;
 }
 
 /* May the rank begin this push now, as far as its window and its burden go? */
-static const char *bad_beginning(const struct session *p, const struct round *r, const struct tly_frame *f)
+static const char *frames_bad_beginning(const struct session *p, const struct round *r,
+                                        const struct tly_frame *f)
 {
     const struct tly_job *job = p->job;
     if (p->pushed + tly_charge(f->length) > p->granted)
@@ -87,11 +89,11 @@ static const char *bad_beginning(const struct session *p, const struct round *r,
 }
 
 /* Does the push fit into the round that is here? */
-static const char *bad_fit(const struct session *p, const struct round *r, const struct tly_frame *f)
+static const char *frames_bad_fit(const struct session *p, const struct round *r, const struct tly_frame *f)
 {
     const struct slot *slot = &r->slots[p->rank];
     bool mark = f->flags & TLY_MARK;
-    if (f->spec == r->head.spec && !mark && !(r->head.flags & TLY_MARK) && !same_shape(f, &r->head))
+    if (f->spec == r->head.spec && !mark && !(r->head.flags & TLY_MARK) && !frames_same_shape(f, &r->head))
         return "two sizes of one tensor";
     if (mark && slot->state != SLOT_ABSENT && !(slot->state == SLOT_REFUSED && r->answers[p->rank].held))
         return "an error mark after a push";
@@ -103,15 +105,16 @@ static const char *bad_fit(const struct session *p, const struct round *r, const
     return NULL;
 }
 
-static int on_push(struct session *p, const struct tly_frame *f, struct tly_landing *land, const char **why)
+static int frames_on_push(struct session *p, const struct tly_frame *f, struct tly_landing *land,
+                          const char **why)
 {
     struct tly_job *job = p->job;
     const struct members *who = tly_members_of(p, f->group);
     struct round *r = tly_store_find(job, f);
     bool begins = f->offset == 0 || (f->flags & TLY_RESUMED);
-    *why = bad_push(job, p, f, who);
+    *why = frames_bad_push(job, p, f, who);
     if (!*why && begins)
-        *why = bad_beginning(p, r, f);
+        *why = frames_bad_beginning(p, r, f);
     if (*why)
         return -EPROTO;
     if (f->flags & TLY_RESUMED)
@@ -123,7 +126,7 @@ static int on_push(struct session *p, const struct tly_frame *f, struct tly_land
     }
     if (!r)
         r = tly_round_open(job, f, who);
-    *why = r ? bad_fit(p, r, f) : "out of memory";
+    *why = r ? frames_bad_fit(p, r, f) : "out of memory";
     if (*why)
         return r ? -EPROTO : -ENOMEM;
     if ((f->flags & TLY_MARK) && r->slots[p->rank].state == SLOT_REFUSED) {
@@ -171,11 +174,11 @@ int tly_frames_header(void *user, struct tly_link *l, const struct tly_frame *f,
         return -EPROTO;
     }
     if (f->type == TLY_PUSH) {
-        int err = on_push(p, f, land, why);
+        int err = frames_on_push(p, f, land, why);
         if (err || !(f->flags & TLY_MARK))
             return err;
     } else if (f->type == TLY_HAVE) {
-        *why = bad_push(job, p, f, tly_members_of(p, f->group));
+        *why = frames_bad_push(job, p, f, tly_members_of(p, f->group));
         if (*why)
             return -EPROTO;
     }
@@ -183,7 +186,7 @@ int tly_frames_header(void *user, struct tly_link *l, const struct tly_frame *f,
     return 0;
 }
 
-static char *payload_text(const void *data, uint32_t len)
+static char *frames_payload_text(const void *data, uint32_t len)
 {
     struct tly_reader r = {data, len, false};
     char *text = malloc(TLY_SENTENCE);
@@ -192,7 +195,7 @@ static char *payload_text(const void *data, uint32_t len)
     return text;
 }
 
-static void report(struct session *p)
+static void frames_report(struct session *p)
 {
     struct tly_service_facts facts;
     struct tly_writer w = {0};
@@ -205,7 +208,7 @@ static void report(struct session *p)
 }
 
 /* For how long results for this rank were on their way: the rank's reports need it.  What has come it knows itself. */
-static void tell_load(struct session *p)
+static void frames_tell_load(struct session *p)
 {
     struct tly_link_load load = {0};
     struct tly_writer w = {0};
@@ -217,13 +220,13 @@ static void tell_load(struct session *p)
     free(w.data);
 }
 
-static uint64_t arrived(const struct session *p)
+static uint64_t frames_arrived(const struct session *p)
 {
     struct tly_link_load load;
     return tly_link_load(p->link, &load) == 0 ? load.arrived : tly_link_bytes(p->link, false);
 }
 
-static void tell_rate(struct session *p)
+static void frames_tell_rate(struct session *p)
 {
     struct tly_measure m = {
         .step = TLY_MEASURE_COUNTED, .round = p->flow.round, .count = 1, .rate = {p->flow.rate}};
@@ -236,22 +239,23 @@ static void tell_rate(struct session *p)
 }
 
 /* More of a stream has come, by which network cards are measured. */
-static void gauge(struct session *p, const struct tly_frame *f)
+static void frames_gauge(struct session *p, const struct tly_frame *f)
 {
     struct tly_job *job = p->job;
     uint32_t streams = f->count <= TLY_MEASURE_MOST ? (uint32_t)f->count : TLY_MEASURE_MOST;
-    enum tly_meter_due due = tly_meter_take(&job->meter, &p->flow, f->round, streams, arrived(p), tly_now());
+    enum tly_meter_due due =
+        tly_meter_take(&job->meter, &p->flow, f->round, streams, frames_arrived(p), tly_now());
     for (struct tly_list *n = job->sessions.next; due && n != &job->sessions; n = n->next) {
         struct session *x = tly_list_entry(n, struct session, node);
         if (x->watcher && due == TLY_METER_BEGINS)
-            tly_meter_begin(&x->flow, arrived(x));
+            tly_meter_begin(&x->flow, frames_arrived(x));
         else if (x->watcher)
-            tly_meter_end(&job->meter, &x->flow, arrived(x));
+            tly_meter_end(&job->meter, &x->flow, frames_arrived(x));
         if (x->watcher && tly_meter_tell(&job->meter, &x->flow))
-            tell_rate(x);
+            frames_tell_rate(x);
     }
     if (tly_meter_tell(&job->meter, &p->flow))
-        tell_rate(p);
+        frames_tell_rate(p);
 }
 
 /* A part is summed as far as it has come from all. */
@@ -259,7 +263,7 @@ void tly_frames_landed(void *user, struct tly_link *l, const struct tly_frame *f
 {
     struct session *p = user;
     if (f->type == TLY_MEASURE)
-        gauge(p, f);
+        frames_gauge(p, f);
     if (f->type != TLY_PUSH || (f->flags & TLY_MARK))
         return;
     uint32_t more = bytes - p->taken;
@@ -271,9 +275,9 @@ void tly_frames_landed(void *user, struct tly_link *l, const struct tly_frame *f
 }
 
 /* The rank cannot push, or takes back what it has pushed. */
-static void on_mark(struct session *p, struct round *r, const struct tly_frame *f, const void *data)
+static void frames_on_mark(struct session *p, struct round *r, const struct tly_frame *f, const void *data)
 {
-    char *text = payload_text(data, f->payload);
+    char *text = frames_payload_text(data, f->payload);
     const char *reason = text ? text : "out of memory";
     if (f->type == TLY_CANCEL)
         tly_verdict_cancelled(p, r, reason);
@@ -282,7 +286,7 @@ static void on_mark(struct session *p, struct round *r, const struct tly_frame *
     free(text);
 }
 
-static void on_pushed(struct session *p, const struct tly_frame *f, const void *data)
+static void frames_on_pushed(struct session *p, const struct tly_frame *f, const void *data)
 {
     struct tly_job *job = p->job;
     struct round *r = tly_store_find(job, f);
@@ -296,7 +300,7 @@ static void on_pushed(struct session *p, const struct tly_frame *f, const void *
     if (!r)
         return;
     if (f->flags & TLY_MARK) {
-        on_mark(p, r, f, data);
+        frames_on_mark(p, r, f, data);
         return;
     }
     tly_progress_landed(p, r, f, more);
@@ -316,15 +320,15 @@ int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, 
     struct round *r;
     if (p->watcher) {
         if (f->type == TLY_STATUS)
-            report(p);
+            frames_report(p);
         else if (f->type == TLY_MEASURE)
-            gauge(p, f);
+            frames_gauge(p, f);
         return 0;
     }
     tly_answers_received(p, tly_count_extend(p->received, f->received));
     switch (f->type) {
     case TLY_PUSH:
-        on_pushed(p, f, data);
+        frames_on_pushed(p, f, data);
         break;
     case TLY_GROUP:
         return tly_members_learn(p, f, data, why);
@@ -341,7 +345,7 @@ int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, 
     case TLY_SPEC:
         r = tly_store_find(job, f);
         if (r) {
-            char *text = payload_text(data, f->payload);
+            char *text = frames_payload_text(data, f->payload);
             if (text)
                 tly_verdict_text(p, r, text);
         }
@@ -349,7 +353,7 @@ int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, 
     case TLY_CANCEL:
         r = tly_store_find(job, f);
         if (r && (f->flags & TLY_MARK))
-            on_mark(p, r, f, data);
+            frames_on_mark(p, r, f, data);
         else if (r)
             tly_round_cancel(p, r);
         break;
@@ -358,11 +362,11 @@ int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, 
         if (r)
             tly_verdict_late(job, r, p);
         else if (!(f->flags & TLY_REQUEST))
-            report(p);
+            frames_report(p);
         break;
     case TLY_PACE:
         if (f->flags & TLY_REQUEST)
-            tell_load(p);
+            frames_tell_load(p);
         break;
     case TLY_GOODBYE:
         p->left = true;

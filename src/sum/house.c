@@ -2,7 +2,7 @@
  *
  * The house owns the loop, the listener, the pool with its budget (quota.h) and the crew; jobs (job.c) are in its list while
  * they live.  Its lobby holds connections whose handshake is under way.  A connection's first message names the job:
- * choose() finds that, and has the handshake go on with the job's identity.  For an unknown job it goes on with a decoy:
+ * house_choose() finds that, and has the handshake go on with the job's identity.  For an unknown job it goes on with a decoy:
  * a secret that nobody knows, and an incarnation that is always the same for that name.  So the peer's proof fails where a
  * wrong secret fails, and until then this house looks the same to it.  Two limits: a peer that names no job is told the
  * name of the only one, and a job's incarnation is the same in all its houses, a decoy's is not.
@@ -35,7 +35,7 @@
 
 /* A peer that names no job wants the only one.  Of several starts of a job it means the one whose incarnation it names, or
  * the newest. */
-static struct tly_job *find_job(const struct session *p, const struct tly_identity *peer)
+static struct tly_job *house_find_job(const struct session *p, const struct tly_identity *peer)
 {
     const struct tly_house *h = p->house;
     struct tly_job *found = NULL;
@@ -50,10 +50,10 @@ static struct tly_job *find_job(const struct session *p, const struct tly_identi
     return found;
 }
 
-static void choose(void *user, const struct tly_identity *peer, struct tly_identity *me)
+static void house_choose(void *user, const struct tly_identity *peer, struct tly_identity *me)
 {
     struct session *p = user;
-    p->job = find_job(p, peer);
+    p->job = house_find_job(p, peer);
     if (p->job) {
         *me = p->job->identity;
         return;
@@ -64,23 +64,23 @@ static void choose(void *user, const struct tly_identity *peer, struct tly_ident
     crypto_shorthash((uint8_t *)&me->incarnation, (const uint8_t *)me->job, sizeof me->job, p->house->decoy);
 }
 
-static int accepting(void *user, struct tly_link_config *config)
+static int house_accepting(void *user, struct tly_link_config *config)
 {
-    config->choose = choose;
+    config->choose = house_choose;
     config->identity = (struct tly_identity){.role = TLY_ROLE_SERVICE, .rank = TLY_NO_RANK}; /* until then */
     return tly_peers_accept(user, config);
 }
 
 /* --- life ---------------------------------------------------------------------------------------- */
 
-static void tick(struct tly_hook *hook)
+static void house_tick(struct tly_hook *hook)
 {
     struct tly_house *h = tly_list_entry(hook, struct tly_house, hook);
     tly_pool_look(&h->budget.pool, h->loop->awake);
 }
 
 /* Half of what the machine or this process's cgroup allows. */
-static uint64_t default_memory(void)
+static uint64_t house_default_memory(void)
 {
     struct sysinfo info;
     uint64_t all = tly_topo_memory("").limit;
@@ -90,7 +90,7 @@ static uint64_t default_memory(void)
 }
 
 /* How many threads sum.  A tallyd has its machine to itself; inside a rank most cores are the training's. */
-static int crew_size(const struct tly_params *params, bool alone)
+static int house_crew_size(const struct tly_params *params, bool alone)
 {
     if (params->sum_threads >= 0)
         return (int)params->sum_threads;
@@ -100,7 +100,7 @@ static int crew_size(const struct tly_params *params, bool alone)
     return cores / 8;
 }
 
-static void *serve(void *arg)
+static void *house_serve(void *arg)
 {
     struct tly_house *h = arg;
     tly_topo_place(h->node, 0);
@@ -113,7 +113,7 @@ static int open_house(struct tly_house *h, const struct sockaddr_storage *addres
 {
     bool alone = h->loop != &h->own_loop;
     struct tly_listener_config listen = {
-        .address = *address, .params = h->params, .accepting = accepting, .user = h};
+        .address = *address, .params = h->params, .accepting = house_accepting, .user = h};
     int err = tly_place_ports(h->params->ports, &listen.first_port, &listen.last_port);
     if (err)
         return err;
@@ -122,7 +122,7 @@ static int open_house(struct tly_house *h, const struct sockaddr_storage *addres
     h->node = tly_topo_node(tly_topo_card((const struct sockaddr *)address), 0);
     if (alone)
         tly_topo_place(h->node, 0);
-    err = tly_crew_start(&h->crew, h->loop, crew_size(h->params, alone), h->node);
+    err = tly_crew_start(&h->crew, h->loop, house_crew_size(h->params, alone), h->node);
     return err ? err : tly_listen(h->loop, &listen, &h->listener);
 }
 
@@ -135,8 +135,8 @@ int tly_house_create(struct tly_loop *loop, const struct tly_params *params,
     h->own_loop.epoll_fd = -1;
     h->loop = loop ? loop : &h->own_loop;
     h->params = params;
-    tly_budget_init(&h->budget, params->memory ? params->memory : default_memory());
-    h->hook.tick = tick;
+    tly_budget_init(&h->budget, params->memory ? params->memory : house_default_memory());
+    h->hook.tick = house_tick;
     tly_list_init(&h->hook.node);
     tly_list_init(&h->jobs);
     tly_list_init(&h->lobby);
@@ -159,7 +159,7 @@ int tly_house_start(struct tly_house *h)
 {
     if (h->loop != &h->own_loop)
         return 0;
-    int err = tly_thread_start(&h->thread, "tally-sum", serve, h);
+    int err = tly_thread_start(&h->thread, "tally-sum", house_serve, h);
     h->own_thread = !err;
     return err;
 }

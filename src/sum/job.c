@@ -47,7 +47,7 @@ enum {
 /* --- timeline ------------------------------------------------------------------------------------ */
 
 /* Which of the roster's services this is; their count: none. */
-static uint32_t find_own(const struct tly_job *job, const struct tly_roster *roster)
+static uint32_t job_find_own(const struct tly_job *job, const struct tly_roster *roster)
 {
     uint32_t i = 0;
     while (i < roster->service_count && roster->services[i].incarnation != job->incarnation)
@@ -55,10 +55,10 @@ static uint32_t find_own(const struct tly_job *job, const struct tly_roster *ros
     return i;
 }
 
-static void start_trace(struct tly_job *job, const struct tly_roster *roster)
+static void job_start_trace(struct tly_job *job, const struct tly_roster *roster)
 {
     struct tly_process who = {.service = true,
-                              .index = find_own(job, roster),
+                              .index = job_find_own(job, roster),
                               .rank = TLY_NO_PEER,
                               .start = job->identity.incarnation,
                               .incarnation = job->incarnation};
@@ -84,7 +84,7 @@ void tly_job_write_trace(struct tly_job *job)
 /* --- sizes --------------------------------------------------------------------------------------- */
 
 /* A window that suits the job's parts, if memory lasts for that. */
-static uint64_t find_window(const struct tly_job *job)
+static uint64_t job_find_window(const struct tly_job *job)
 {
     uint64_t suits =
         tly_roster_window((int)job->sharing, job->part_bytes, tly_quota_most(&job->quota), job->ranks);
@@ -94,11 +94,11 @@ static uint64_t find_window(const struct tly_job *job)
 
 /* The service decides its window alone, and each connection hears of it by its counts.  A smaller one takes effect as answers
  * come: until then nothing more is granted. */
-static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing)
+static void job_set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing)
 {
     job->part_bytes = part_bytes;
     job->sharing = sharing;
-    job->window_bytes = find_window(job);
+    job->window_bytes = job_find_window(job);
     uint32_t rounds = (uint32_t)(job->window_bytes / TLY_LEAST_CHARGE);
     job->window_rounds =
         rounds > job->window_rounds ? rounds : job->window_rounds; /* larger ones may be full still */
@@ -121,7 +121,7 @@ static void set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sharing
     }
 }
 
-static int64_t prepare(struct tly_hook *h)
+static int64_t job_prepare(struct tly_hook *h)
 {
     struct tly_job *job = tly_list_entry(h, struct tly_job, hook);
     /* Pairs with the release in tly_job_write_trace(). */
@@ -129,20 +129,20 @@ static int64_t prepare(struct tly_hook *h)
         tly_trace_write(job->trace, NULL, NULL);
     uint64_t news = atomic_exchange_explicit(&job->news, 0, memory_order_acquire);
     if (news && job->ranks)
-        set_sizes(job, news & UINT32_MAX, news >> 32);
+        job_set_sizes(job, news & UINT32_MAX, news >> 32);
     return INT64_MAX;
 }
 
 void tly_job_resize(struct tly_job *job, const struct tly_roster *roster)
 {
-    /* Pairs with the acquire in prepare(). */
+    /* Pairs with the acquire in job_prepare(). */
     atomic_store_explicit(&job->news, roster->part_bytes | (uint64_t)tly_roster_active(roster) << 32,
                           memory_order_release);
     tly_loop_wake(job->loop);
 }
 
 /* The round with the best claim must always find room: one part from each rank, and a result. */
-static void reserve(struct tly_job *job, uint32_t ranks)
+static void job_reserve(struct tly_job *job, uint32_t ranks)
 {
     struct tly_house *h = job->house;
     uint64_t least = (ranks + 1ull) * tly_slot_bytes(job->part_most), before = h->budget.pool.limit;
@@ -158,14 +158,14 @@ static void reserve(struct tly_job *job, uint32_t ranks)
 
 void tly_job_change(struct tly_job *job, const struct tly_roster *roster)
 {
-    set_sizes(job, roster->part_bytes, tly_roster_active(roster));
+    job_set_sizes(job, roster->part_bytes, tly_roster_active(roster));
     for (uint32_t i = 0; i < roster->rank_count && i < job->ranks; i++)
         if (roster->ranks[i].left && !job->gone[i])
             tly_redo_left(job, i);
 }
 
 /* How much the service keeps for one rank's sake. */
-static void set_bounds(struct tly_job *job, uint32_t ranks)
+static void job_set_bounds(struct tly_job *job, uint32_t ranks)
 {
     size_t bytes = sizeof(struct round) + ranks * (sizeof(struct slot) + sizeof(struct answer));
     size_t rounds = MOST_ROUND_BYTES / bytes;
@@ -173,7 +173,7 @@ static void set_bounds(struct tly_job *job, uint32_t ranks)
 }
 
 /* -ENOMEM. */
-static int make_room(struct tly_job *job, const struct tly_roster *roster)
+static int job_make_room(struct tly_job *job, const struct tly_roster *roster)
 {
     uint32_t ranks = roster->rank_count;
     job->by_rank = calloc(ranks, sizeof *job->by_rank);
@@ -190,7 +190,7 @@ static int make_room(struct tly_job *job, const struct tly_roster *roster)
 }
 
 /* Ranks whose connections were open before the job began. */
-static void admit_all(struct tly_job *job)
+static void job_admit_all(struct tly_job *job)
 {
     for (struct tly_list *n = job->sessions.next, *next; n != &job->sessions; n = next) {
         next = n->next;
@@ -208,16 +208,16 @@ int tly_job_begin(struct tly_job *job, const struct tly_roster *roster)
     job->window_rounds = (uint32_t)(job->first_window / TLY_LEAST_CHARGE);
     job->window_fixed = roster->window_fixed;
     job->teams = roster->teams;
-    set_bounds(job, roster->rank_count);
-    int err = make_room(job, roster);
+    job_set_bounds(job, roster->rank_count);
+    int err = job_make_room(job, roster);
     if (!err) {
-        uint32_t own = find_own(job, roster);
+        uint32_t own = job_find_own(job, roster);
         if (own == roster->service_count || !tly_roster_lacks_memory(roster, own))
-            reserve(job, roster->rank_count);
-        start_trace(job, roster);
+            job_reserve(job, roster->rank_count);
+        job_start_trace(job, roster);
         job->ranks = roster->rank_count;
-        set_sizes(job, roster->part_bytes, tly_roster_active(roster));
-        admit_all(job);
+        job_set_sizes(job, roster->part_bytes, tly_roster_active(roster));
+        job_admit_all(job);
         tly_job_change(job, roster);
     }
     tly_loop_unlock(job->loop);
@@ -226,14 +226,14 @@ int tly_job_begin(struct tly_job *job, const struct tly_roster *roster)
 
 /* --- life ---------------------------------------------------------------------------------------- */
 
-static void tick(struct tly_hook *h)
+static void job_tick(struct tly_hook *h)
 {
     struct tly_job *job = tly_list_entry(h, struct tly_job, hook);
     if (!job->ranks)
         return;
-    uint64_t suits = find_window(job); /* changes as other jobs take memory and give it back */
+    uint64_t suits = job_find_window(job); /* changes as other jobs take memory and give it back */
     if (suits > job->window_bytes || suits < job->window_bytes / 2)
-        set_sizes(job, job->part_bytes, job->sharing);
+        job_set_sizes(job, job->part_bytes, job->sharing);
     tly_verdict_tick(job);
     tly_answers_settle(job);
     if (job->redo_waits) {
@@ -265,8 +265,8 @@ int tly_job_create(struct tly_house *h, const struct tly_params *params, const s
     job->fragment_bytes = (uint32_t)params->fragment_bytes;
     job->dead_ns = (int64_t)(params->dead_timeout * (double)TLY_SEC);
     job->late_ns = (int64_t)(params->late_warning * (double)TLY_SEC);
-    job->hook.tick = tick;
-    job->hook.prepare = prepare;
+    job->hook.tick = job_tick;
+    job->hook.prepare = job_prepare;
     tly_list_init(&job->sessions);
     tly_list_init(&job->incomplete);
     tly_list_init(&job->lists);
@@ -301,7 +301,7 @@ static bool is_of_job(const struct tly_task *t, const void *job)
 }
 
 /* Connections that have named this job and not proved its secret stay: their end would tell a stranger that it was here. */
-static void close_sessions(struct tly_job *job)
+static void job_close_sessions(struct tly_job *job)
 {
     struct tly_list *lobby = &job->house->lobby;
     while (!tly_list_empty(&job->sessions))
@@ -319,7 +319,7 @@ void tly_job_destroy(struct tly_job *job)
         return;
     tly_loop_lock(job->loop);
     tly_crew_cancel(&job->house->crew, is_of_job, job);
-    close_sessions(job);
+    job_close_sessions(job);
     tly_round_close_all(job);
     tly_loop_unhook(job->loop, &job->hook);
     tly_list_remove(&job->node);

@@ -21,14 +21,14 @@
 #include "sum/slot.h"
 
 /* The rank had not submitted it, and will not. */
-static bool sits_out(const struct tly_job *job, const struct round *r, uint32_t rank)
+static bool joined_sits_out(const struct tly_job *job, const struct round *r, uint32_t rank)
 {
     const struct joined *j = &job->joined[rank];
     return j->on && r->head.round >= (uintptr_t)tly_map_get(&j->rounds, r->head.key);
 }
 
 /* The pushes, or the refusals, are those of machines, not of ranks. */
-static bool is_teams(const struct tly_job *job, const struct round *r)
+static bool joined_is_teams(const struct tly_job *job, const struct round *r)
 {
     const struct tly_frame *f = &r->head;
     if (!job->teams || !r->rule->carried)
@@ -37,20 +37,20 @@ static bool is_teams(const struct tly_job *job, const struct round *r)
     return f->root || meets;
 }
 
-static bool takes_no_part(const struct tly_job *job, const struct round *r, uint32_t rank)
+static bool joined_takes_no_part(const struct tly_job *job, const struct round *r, uint32_t rank)
 {
-    if (!is_teams(job, r))
-        return sits_out(job, r, rank);
+    if (!joined_is_teams(job, r))
+        return joined_sits_out(job, r, rank);
     for (uint32_t i = 0; i < job->ranks; i++)
-        if (job->machine[i] == job->machine[rank] && !sits_out(job, r, i))
+        if (job->machine[i] == job->machine[rank] && !joined_sits_out(job, r, i))
             return false;
     return true;
 }
 
 /* Can it do without some rank? */
-static bool goes_on(const struct tly_job *job, const struct round *r)
+static bool joined_goes_on(const struct tly_job *job, const struct round *r)
 {
-    if (is_teams(job, r))
+    if (joined_is_teams(job, r))
         return true;
     return r->head.group == 0 && r->rule->spares && r->rule->spares(&r->head);
 }
@@ -62,15 +62,15 @@ bool tly_joined_may_miss(const struct round *r)
 
 bool tly_joined_is_missed(const struct tly_job *job, const struct round *r, uint32_t rank)
 {
-    return r->slots[rank].state == SLOT_ABSENT && tly_joined_may_miss(r) && !goes_on(job, r) &&
-           tly_members_have(r->who, rank) && sits_out(job, r, rank);
+    return r->slots[rank].state == SLOT_ABSENT && tly_joined_may_miss(r) && !joined_goes_on(job, r) &&
+           tly_members_have(r->who, rank) && joined_sits_out(job, r, rank);
 }
 
-static bool mark(struct tly_job *job, struct round *r, uint32_t rank)
+static bool joined_mark(struct tly_job *job, struct round *r, uint32_t rank)
 {
     struct slot *slot = &r->slots[rank];
     struct answer *a = &r->answers[rank];
-    if (slot->state != SLOT_ABSENT || !tly_members_have(r->who, rank) || !takes_no_part(job, r, rank))
+    if (slot->state != SLOT_ABSENT || !tly_members_have(r->who, rank) || !joined_takes_no_part(job, r, rank))
         return false;
     if (r->rule->givers == TLY_ROOT_GIVES && rank == r->head.root)
         return false; /* nothing can be given to the others: they cancel it once they hear from home */
@@ -86,15 +86,15 @@ static bool mark(struct tly_job *job, struct round *r, uint32_t rank)
 }
 
 /* Nor does a round that has failed wait for ranks that will not come. */
-static bool may_mark(const struct tly_job *job, const struct round *r)
+static bool joined_may_mark(const struct tly_job *job, const struct round *r)
 {
-    return goes_on(job, r) || (r->verdict && tly_joined_may_miss(r));
+    return joined_goes_on(job, r) || (r->verdict && tly_joined_may_miss(r));
 }
 
 void tly_joined_mark(struct tly_job *job, struct round *r)
 {
-    for (uint32_t i = 0; i < job->ranks && may_mark(job, r); i++)
-        mark(job, r, i);
+    for (uint32_t i = 0; i < job->ranks && joined_may_mark(job, r); i++)
+        joined_mark(job, r, i);
 }
 
 void tly_joined_comes(struct session *p, struct round *r)

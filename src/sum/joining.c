@@ -21,7 +21,7 @@
 enum { MOST_ROUNDS = 1 << 20 }; /* tensors in one rank's word */
 
 /* A rank more has joined. */
-static void look(struct tly_job *job, struct round *r, void *arg)
+static void joining_look(struct tly_job *job, struct round *r, void *arg)
 {
     uint32_t before = r->joined;
     tly_joined_mark(job, r);
@@ -41,7 +41,7 @@ static void look(struct tly_job *job, struct round *r, void *arg)
 }
 
 /* Nobody comes any more for a verdict of the time that is past. */
-static void release(struct tly_job *job, struct round *r, void *arg)
+static void joining_release(struct tly_job *job, struct round *r, void *arg)
 {
     if (!r->verdict || !tly_joined_may_miss(r))
         return;
@@ -57,7 +57,8 @@ static void release(struct tly_job *job, struct round *r, void *arg)
 }
 
 /* Without memory for that the ranks' connections end, and over others they say it again. */
-static void look_at_all(struct tly_job *job, void (*look_at)(struct tly_job *job, struct round *r, void *arg))
+static void joining_look_at_all(struct tly_job *job,
+                                void (*look_at)(struct tly_job *job, struct round *r, void *arg))
 {
     if (tly_store_each(job, look_at, NULL) == 0) {
         tly_answers_settle(job);
@@ -69,15 +70,15 @@ static void look_at_all(struct tly_job *job, void (*look_at)(struct tly_job *job
 }
 
 /* All ranks have joined, for the time before `joins`: those who have since say so anew. */
-static void begin_anew(struct tly_job *job, uint32_t joins)
+static void joining_begin_anew(struct tly_job *job, uint32_t joins)
 {
-    look_at_all(job, release);
+    joining_look_at_all(job, joining_release);
     for (uint32_t i = 0; i < job->ranks; i++)
         tly_joined_forget(job, i);
     job->joins = joins;
 }
 
-static bool map_zeros(struct tly_job *job)
+static bool joining_map_zeros(struct tly_job *job)
 {
     if (!job->zeros) {
         void *at = mmap(NULL, job->part_most, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -98,7 +99,7 @@ int tly_joining_learn(struct session *p, const struct tly_frame *f, const void *
     if (joins < job->joins)
         return 0; /* it has not heard yet that all have */
     if (joins > job->joins)
-        begin_anew(job, joins);
+        joining_begin_anew(job, joins);
     if (!on)
         return 0;
     if (!j->coming || j->session != p->id) {
@@ -107,7 +108,7 @@ int tly_joining_learn(struct session *p, const struct tly_frame *f, const void *
         j->session = p->id;
     }
     *why = "out of memory";
-    if (!map_zeros(job))
+    if (!joining_map_zeros(job))
         return -ENOMEM;
     while (count--) {
         uint64_t key = tly_read64(&r);
@@ -124,6 +125,6 @@ int tly_joining_learn(struct session *p, const struct tly_frame *f, const void *
     j->coming = false;
     j->on = true;
     job->joined_count++;
-    look_at_all(job, look);
+    joining_look_at_all(job, joining_look);
     return 0;
 }

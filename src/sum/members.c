@@ -27,7 +27,7 @@ bool tly_members_have(const struct members *m, uint32_t rank)
     return false;
 }
 
-static void destroy(struct members *m)
+static void members_destroy(struct members *m)
 {
     for (int i = 0; i < 2; i++) {
         free(m->tree[i].group_size);
@@ -37,7 +37,7 @@ static void destroy(struct members *m)
     free(m);
 }
 
-static struct members *make(struct tly_job *job, const uint32_t *rank, uint32_t count)
+static struct members *members_make(struct tly_job *job, const uint32_t *rank, uint32_t count)
 {
     struct members *m = calloc(1, sizeof *m);
     if (!m)
@@ -50,7 +50,7 @@ static struct members *make(struct tly_job *job, const uint32_t *rank, uint32_t 
     }
     if (!m->rank || !m->tree[0].group_size || !m->tree[0].order || !m->tree[1].group_size ||
         !m->tree[1].order) {
-        destroy(m);
+        members_destroy(m);
         return NULL;
     }
     memcpy(m->rank, rank, count * sizeof *rank);
@@ -66,8 +66,8 @@ static struct members *make(struct tly_job *job, const uint32_t *rank, uint32_t 
 
 /* `maker`: the burden that is charged for the list if no rank has told it before; NULL: two ranks alone, which are few.
  * NULL with errno: ENOMEM; EPROTO: too many lists. */
-static struct members *find_or_make(struct tly_job *job, const uint32_t *rank, uint32_t count,
-                                    struct burden *maker)
+static struct members *members_find_or_make(struct tly_job *job, const uint32_t *rank, uint32_t count,
+                                            struct burden *maker)
 {
     for (struct tly_list *n = job->lists.next; n != &job->lists; n = n->next) {
         struct members *m = tly_list_entry(n, struct members, node);
@@ -77,7 +77,7 @@ static struct members *find_or_make(struct tly_job *job, const uint32_t *rank, u
     errno = EPROTO;
     if (maker && (maker->lists >= MOST_LISTS || maker->named + count > MOST_NAMED))
         return NULL;
-    struct members *m = make(job, rank, count);
+    struct members *m = members_make(job, rank, count);
     errno = ENOMEM;
     if (m && maker) {
         maker->lists++;
@@ -86,7 +86,7 @@ static struct members *find_or_make(struct tly_job *job, const uint32_t *rank, u
     return m;
 }
 
-static uint64_t hash(uint32_t number)
+static uint64_t members_hash(uint32_t number)
 {
     return (number + 1ull) * 0x9e3779b97f4a7c15ull;
 }
@@ -95,14 +95,14 @@ const struct members *tly_members_of(struct session *p, uint32_t group)
 {
     struct tly_job *job = p->job;
     if (!(group & TLY_PAIR))
-        return group ? tly_map_get(&p->groups, hash(group)) : job->all;
+        return group ? tly_map_get(&p->groups, members_hash(group)) : job->all;
     const uint32_t rank[2] = {tly_pair_from(group), tly_pair_to(group)};
     if ((rank[0] != p->rank && rank[1] != p->rank) || rank[0] >= job->ranks || rank[1] >= job->ranks)
         return NULL;
-    struct members *m = tly_map_get(&job->pairs, hash(group));
+    struct members *m = tly_map_get(&job->pairs, members_hash(group));
     if (!m) {
-        m = find_or_make(job, rank, rank[0] == rank[1] ? 1 : 2, NULL);
-        if (m && tly_map_put(&job->pairs, hash(group), m) != 0)
+        m = members_find_or_make(job, rank, rank[0] == rank[1] ? 1 : 2, NULL);
+        if (m && tly_map_put(&job->pairs, members_hash(group), m) != 0)
             return NULL;
     }
     return m;
@@ -115,7 +115,7 @@ int tly_members_learn(struct session *p, const struct tly_frame *f, const void *
     uint32_t count = tly_read32(&r);
     *why = "a malformed list of ranks";
     if (!f->group || f->group & TLY_PAIR || !count || count > job->ranks || p->groups.count >= MOST_GROUPS ||
-        tly_map_get(&p->groups, hash(f->group)))
+        tly_map_get(&p->groups, members_hash(f->group)))
         return -EPROTO;
     uint32_t *rank = malloc(count * sizeof *rank);
     bool *named = calloc(job->ranks, sizeof *named);
@@ -129,12 +129,12 @@ int tly_members_learn(struct session *p, const struct tly_frame *f, const void *
     }
     if (!err && !named[p->rank])
         err = -EPROTO;
-    struct members *m = err ? NULL : find_or_make(job, rank, count, &job->burden[p->rank]);
+    struct members *m = err ? NULL : members_find_or_make(job, rank, count, &job->burden[p->rank]);
     if (!err && !m) {
         err = -errno;
         *why = err == -EPROTO ? "more groups than a rank may have" : "out of memory";
     }
-    if (!err && tly_map_put(&p->groups, hash(f->group), m) != 0)
+    if (!err && tly_map_put(&p->groups, members_hash(f->group), m) != 0)
         err = -ENOMEM;
     free(rank);
     free(named);
@@ -150,7 +150,7 @@ const struct members *tly_members_join(struct session *p, const struct members *
     for (uint32_t i = 0; i < job->ranks; i++)
         if (tly_members_have(a, i) || tly_members_have(b, i))
             rank[count++] = i;
-    const struct members *m = find_or_make(job, rank, count, &job->burden[p->rank]);
+    const struct members *m = members_find_or_make(job, rank, count, &job->burden[p->rank]);
     free(rank);
     return m;
 }
@@ -164,7 +164,7 @@ int tly_members_begin(struct tly_job *job, const struct tly_roster *roster)
         return -ENOMEM;
     for (uint32_t i = 0; i < roster->rank_count; i++)
         rank[i] = i;
-    job->all = make(job, rank, roster->rank_count);
+    job->all = members_make(job, rank, roster->rank_count);
     free(rank);
     if (!job->all)
         return -ENOMEM;
@@ -178,6 +178,6 @@ int tly_members_begin(struct tly_job *job, const struct tly_roster *roster)
 void tly_members_finish(struct tly_job *job)
 {
     while (!tly_list_empty(&job->lists))
-        destroy(tly_list_entry(tly_list_take(&job->lists), struct members, node));
+        members_destroy(tly_list_entry(tly_list_take(&job->lists), struct members, node));
     tly_map_finish(&job->pairs);
 }

@@ -46,7 +46,7 @@ void tly_memory_forget_slots(struct tly_job *job, struct round *r)
     }
 }
 
-static void give_back(struct tly_job *job, struct round *r, struct slot *slot)
+static void memory_give_back(struct tly_job *job, struct round *r, struct slot *slot)
 {
     if (slot->data != r->result)
         tly_quota_give(&job->quota, slot->data, r->head.length);
@@ -58,7 +58,7 @@ static void give_back(struct tly_job *job, struct round *r, struct slot *slot)
 void tly_memory_release_inputs(struct tly_job *job, struct round *r)
 {
     for (uint32_t i = 0; i < job->ranks; i++) {
-        give_back(job, r, &r->slots[i]);
+        memory_give_back(job, r, &r->slots[i]);
         tly_window_give_back(job, i, &r->slots[i]);
     }
 }
@@ -67,7 +67,7 @@ void tly_memory_close(struct tly_job *job, struct round *r)
 {
     tly_memory_drop_loans(job, r); /* pieces of it may have been left undone */
     for (uint32_t i = 0; i < job->ranks; i++)
-        give_back(job, r, &r->slots[i]);
+        memory_give_back(job, r, &r->slots[i]);
     tly_quota_give(&job->quota, r->result, r->result_room);
     r->result = NULL;
 }
@@ -84,13 +84,13 @@ void tly_memory_drop(struct tly_job *job, struct round *r, uint32_t rank)
 
 /* Which round has the better claim to memory.  A round that all ranks have pushed needs nothing but memory to end;
  * another may wait for a rank that waits for the first.  Among equals the older one has it. */
-static bool comes_before(const struct round *a, const struct round *b)
+static bool memory_comes_before(const struct round *a, const struct round *b)
 {
     bool all_a = tly_round_all_arrived(a), all_b = tly_round_all_arrived(b);
     return all_a != all_b ? all_a : a->age < b->age;
 }
 
-static bool has_data(const struct tly_job *job, const struct round *r)
+static bool memory_has_data(const struct tly_job *job, const struct round *r)
 {
     for (uint32_t i = 0; i < job->ranks; i++)
         if (r->slots[i].data)
@@ -100,21 +100,21 @@ static bool has_data(const struct tly_job *job, const struct round *r)
 
 /* The round with the least claim, among those that hold memory and have less of a claim than r (NULL: among all).  NULL:
  * there is none.  A round whose sum has begun needs no more memory to end, and is none. */
-static struct round *find_victim(struct tly_job *job, const struct round *r)
+static struct round *memory_find_victim(struct tly_job *job, const struct round *r)
 {
     struct round *victim = NULL;
     for (struct tly_list *n = job->incomplete.next; n != &job->incomplete; n = n->next) {
         struct round *other = tly_list_entry(n, struct round, node);
         if (other->summed > other->base || other->pieces_left)
             continue;
-        if ((!r || comes_before(r, other)) && (!victim || comes_before(victim, other)) &&
-            has_data(job, other))
+        if ((!r || memory_comes_before(r, other)) && (!victim || memory_comes_before(victim, other)) &&
+            memory_has_data(job, other))
             victim = other;
     }
     return victim;
 }
 
-static void drop_all(struct tly_job *job, struct round *r)
+static void memory_drop_all(struct tly_job *job, struct round *r)
 {
     for (uint32_t i = 0; i < job->ranks; i++)
         if (r->slots[i].data)
@@ -122,11 +122,12 @@ static void drop_all(struct tly_job *job, struct round *r)
 }
 
 /* No other round that still needs memory has a better claim. */
-static bool is_first(const struct tly_job *job, const struct round *r)
+static bool memory_is_first(const struct tly_job *job, const struct round *r)
 {
     for (const struct tly_list *n = job->incomplete.next; n != &job->incomplete; n = n->next) {
         const struct round *other = tly_list_entry(n, struct round, node);
-        if (other != r && other->summed <= other->base && !other->pieces_left && comes_before(other, r))
+        if (other != r && other->summed <= other->base && !other->pieces_left &&
+            memory_comes_before(other, r))
             return false;
     }
     return true;
@@ -136,22 +137,22 @@ uint8_t *tly_memory_take(struct tly_job *job, struct round *r, uint32_t bytes)
 {
     for (;;) {
         uint8_t *data = tly_quota_take(&job->quota, bytes);
-        struct round *victim = data ? NULL : find_victim(job, r);
+        struct round *victim = data ? NULL : memory_find_victim(job, r);
         /* Restored results cannot be dropped, and may be all that other jobs leave to this one: one round may pass the
          * limit, so that they end one after another. */
-        if (!data && !victim && job->restored && is_first(job, r))
+        if (!data && !victim && job->restored && memory_is_first(job, r))
             return tly_memory_take_always(job, bytes);
         if (!victim)
             return data;
-        drop_all(job, victim);
+        memory_drop_all(job, victim);
     }
 }
 
 void tly_memory_yield(struct tly_job *job)
 {
     struct round *victim;
-    while (tly_quota_over(&job->quota) && (victim = find_victim(job, NULL)))
-        drop_all(job, victim);
+    while (tly_quota_over(&job->quota) && (victim = memory_find_victim(job, NULL)))
+        memory_drop_all(job, victim);
 }
 
 uint8_t *tly_memory_take_always(struct tly_job *job, uint32_t bytes)
@@ -188,7 +189,7 @@ void tly_memory_ask(struct session *p, struct round *r)
 }
 
 /* Ask for what was dropped of a round.  False: memory does not reach. */
-static bool ask_for(struct tly_job *job, struct round *r, uint64_t *room, bool always)
+static bool memory_ask_for(struct tly_job *job, struct round *r, uint64_t *room, bool always)
 {
     uint64_t need = tly_slot_bytes(r->head.length);
     for (uint32_t i = 0; i < job->ranks; i++) {
@@ -213,7 +214,7 @@ void tly_memory_ask_again(struct tly_job *job)
             struct round *r = tly_list_entry(n, struct round, node);
             if (tly_round_all_arrived(r) != all)
                 continue;
-            if (!ask_for(job, r, &room, first))
+            if (!memory_ask_for(job, r, &room, first))
                 return;
             first = false;
         }

@@ -25,12 +25,12 @@
 
 enum { MOST_WATCHERS = 64 }; /* at a time */
 
-static void drop_letter(void *job, void *verdict)
+static void peers_drop_letter(void *job, void *verdict)
 {
     tly_store_unref(job, verdict);
 }
 
-static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
+static bool peers_next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
     struct session *p = user;
     void *verdict;
@@ -46,7 +46,7 @@ static bool next(void *user, struct tly_link *link, struct tly_outgoing *out)
 }
 
 /* What a session has to do with its job ends. */
-static void leave_job(struct session *p)
+static void peers_leave_job(struct session *p)
 {
     struct tly_job *job = p->job;
     job->watchers -= p->watcher;
@@ -54,7 +54,7 @@ static void leave_job(struct session *p)
         job->by_rank[p->rank] = NULL;
         tly_redo_detach(p);
     }
-    tly_outbox_finish(&p->outbox, drop_letter, job);
+    tly_outbox_finish(&p->outbox, peers_drop_letter, job);
     for (; p->stable < p->delivered; p->stable++)
         tly_store_unref(job, p->deliveries[p->stable % p->ring_room]);
     if (tly_list_empty(&job->sessions))
@@ -68,7 +68,7 @@ void tly_peers_destroy(struct session *p)
     tly_link_destroy(p->link);
     tly_list_remove(&p->node);
     if (p->proved)
-        leave_job(p);
+        peers_leave_job(p);
     tly_outbox_finish(&p->outbox, NULL, NULL);
     free(p->deliveries);
     tly_heap_finish(&p->ready);
@@ -96,7 +96,7 @@ void tly_peers_admit(struct session *p)
 }
 
 /* The job has not begun: the newest connection of each rank will be its own. */
-static void drop_earlier(struct tly_job *job, uint32_t rank)
+static void peers_drop_earlier(struct tly_job *job, uint32_t rank)
 {
     for (struct tly_list *n = job->sessions.next; n != &job->sessions && rank != TLY_NO_RANK; n = n->next) {
         struct session *p = tly_list_entry(n, struct session, node);
@@ -107,7 +107,7 @@ static void drop_earlier(struct tly_job *job, uint32_t rank)
     }
 }
 
-static void opened(void *user, struct tly_link *l)
+static void peers_opened(void *user, struct tly_link *l)
 {
     struct session *p = user;
     const struct tly_identity *peer = tly_link_peer(l);
@@ -131,7 +131,7 @@ static void opened(void *user, struct tly_link *l)
         return;
     }
     if (!p->job->ranks)
-        drop_earlier(p->job, peer->rank);
+        peers_drop_earlier(p->job, peer->rank);
     p->rank = peer->rank;
     snprintf(name, sizeof name, "rank %u", p->rank);
     tly_link_rename(l, name);
@@ -139,7 +139,7 @@ static void opened(void *user, struct tly_link *l)
         tly_peers_admit(p);
 }
 
-static void closed(void *user, struct tly_link *l, int err, const char *why)
+static void peers_closed(void *user, struct tly_link *l, int err, const char *why)
 {
     struct session *p = user;
     if (p->left)
@@ -148,25 +148,25 @@ static void closed(void *user, struct tly_link *l, int err, const char *why)
     tly_peers_destroy(p);
 }
 
-static void sent(void *user, struct tly_link *l, void *token)
+static void peers_sent(void *user, struct tly_link *l, void *token)
 {
     tly_answers_sent(user, token);
 }
 
-static void remember(void *user, struct tly_link *l)
+static void peers_remember(void *user, struct tly_link *l)
 {
     struct session *p = user;
     p->link = l;
 }
 
 static const struct tly_link_user calls = {
-    .opened = opened,
+    .opened = peers_opened,
     .header = tly_frames_header,
     .landed = tly_frames_landed,
     .frame = tly_frames_frame,
-    .next = next,
-    .sent = sent,
-    .closed = closed};
+    .next = peers_next,
+    .sent = peers_sent,
+    .closed = peers_closed};
 
 int tly_peers_accept(struct tly_house *house, struct tly_link_config *config)
 {
@@ -179,6 +179,6 @@ int tly_peers_accept(struct tly_house *house, struct tly_link_config *config)
     tly_list_append(&house->lobby, &p->node);
     config->user_calls = &calls;
     config->user = p;
-    config->created = remember;
+    config->created = peers_remember;
     return 0;
 }

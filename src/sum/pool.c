@@ -8,7 +8,7 @@
 
 _Static_assert(1 << TLY_POOL_SMALLEST == TLY_LEAST_SLOT, "the smallest class is the smallest slot");
 
-static int class_of(uint32_t bytes)
+static int pool_class_of(uint32_t bytes)
 {
     int c = TLY_POOL_SMALLEST;
     while (c < TLY_POOL_SMALLEST + TLY_POOL_CLASSES - 1 && (1u << c) < bytes)
@@ -23,7 +23,7 @@ void *tly_pool_take(struct tly_pool *p, uint32_t bytes)
 
 void *tly_pool_take_past(struct tly_pool *p, uint32_t bytes)
 {
-    int c = class_of(bytes);
+    int c = pool_class_of(bytes);
     uint64_t size = 1ull << c;
     void **head = &p->free[c - TLY_POOL_SMALLEST], *buffer = *head;
     if (buffer) {
@@ -47,7 +47,7 @@ void tly_pool_give(struct tly_pool *p, void *buffer, uint32_t bytes)
 {
     if (!buffer)
         return;
-    int c = class_of(bytes);
+    int c = pool_class_of(bytes);
     void **head = &p->free[c - TLY_POOL_SMALLEST];
     memcpy(buffer, head, sizeof *head);
     *head = buffer;

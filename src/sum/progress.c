@@ -24,7 +24,7 @@ enum {
 /* --- the result ---------------------------------------------------------------------------------- */
 
 /* Bytes of the result that can be made of what is there. */
-static uint32_t reach(const struct round *r)
+static uint32_t progress_reach(const struct round *r)
 {
     uint32_t least = r->head.length;
     bool all = r->rule->givers == TLY_ALL_GIVE;
@@ -40,7 +40,7 @@ static uint32_t reach(const struct round *r)
 
 /* The result takes the memory of one of the inputs, or has its own.  Its own is at most what inputs on loan have spared, so
  * the limit does not hold for it.  What one rank gives is its input, or is not there yet. */
-static bool place_result(struct tly_job *job, struct round *r)
+static bool progress_place_result(struct tly_job *job, struct round *r)
 {
     if (r->result || r->length == 0)
         return true;
@@ -51,7 +51,7 @@ static bool place_result(struct tly_job *job, struct round *r)
     return r->result != NULL;
 }
 
-static void finish(struct tly_job *job, struct round *r)
+static void progress_finish(struct tly_job *job, struct round *r)
 {
     tly_store_complete(job, r);
     tly_memory_release_inputs(job, r);
@@ -67,14 +67,14 @@ void tly_progress_reached(struct tly_job *job, struct round *r, uint32_t to)
     r->summed = to;
     bool whole = to == r->length;
     if (whole)
-        finish(job, r);
+        progress_finish(job, r);
     tly_answers_queue(job, r);
     if (whole && job->dropped_slots)
         tly_memory_ask_again(job);
 }
 
 /* Its rule may have the round wait for an offer; such rounds are counted. */
-static bool must_wait(struct tly_job *job, struct round *r)
+static bool progress_must_wait(struct tly_job *job, struct round *r)
 {
     bool waits = r->rule->may_start && !r->rule->may_start(job, r);
     job->waiting += (uint32_t)waits - r->waits;
@@ -84,7 +84,7 @@ static bool must_wait(struct tly_job *job, struct round *r)
 
 /* --- the crew ------------------------------------------------------------------------------------ */
 
-static void forget_withdrawn(struct tly_job *job, struct round *r)
+static void progress_forget_withdrawn(struct tly_job *job, struct round *r)
 {
     r->references++;
     for (uint32_t i = 0; i < job->ranks; i++)
@@ -94,13 +94,13 @@ static void forget_withdrawn(struct tly_job *job, struct round *r)
 }
 
 /* In a thread of the crew. */
-static void sum_piece(struct tly_task *t)
+static void progress_sum_piece(struct tly_task *t)
 {
     struct piece *p = tly_list_entry(t, struct piece, task);
     p->round->rule->advance(p->job, p->round, p->from, p->to);
 }
 
-static void piece_done(struct tly_task *t)
+static void progress_piece_done(struct tly_task *t)
 {
     struct piece *p = tly_list_entry(t, struct piece, task);
     struct round *r = p->round;
@@ -108,7 +108,7 @@ static void piece_done(struct tly_task *t)
         tly_memory_drop_loans(p->job, r);
         if (r->refused) { /* a rank disagrees or has taken its push back */
             tly_memory_break_loans(p->job, r);
-            forget_withdrawn(p->job, r);
+            progress_forget_withdrawn(p->job, r);
             return;
         }
         tly_progress_reached(p->job, r, r->summing_to);
@@ -118,7 +118,7 @@ static void piece_done(struct tly_task *t)
 }
 
 /* Give [summed, to) to the crew.  False: there is none, or it is not worth it. */
-static bool hand_to_crew(struct tly_job *job, struct round *r, uint32_t to)
+static bool progress_hand_to_crew(struct tly_job *job, struct round *r, uint32_t to)
 {
     uint32_t length = to - r->summed, count = (uint32_t)job->house->crew.threads;
     if (!count || !r->rule->divides || (uint64_t)length * r->who->count < WORTH_A_THREAD)
@@ -134,7 +134,7 @@ static bool hand_to_crew(struct tly_job *job, struct round *r, uint32_t to)
     r->pieces_left = (length + share - 1) / share;
     for (uint32_t i = 0; from < to; i++, from += share) {
         struct piece *p = &r->piece[i];
-        *p = (struct piece){.task = {.work = sum_piece, .done = piece_done},
+        *p = (struct piece){.task = {.work = progress_sum_piece, .done = progress_piece_done},
                             .job = job,
                             .round = r,
                             .from = from,
@@ -150,9 +150,9 @@ static bool hand_to_crew(struct tly_job *job, struct round *r, uint32_t to)
 void tly_progress(struct tly_job *job, struct round *r)
 {
     if (r->complete || r->pieces_left || r->refused || !tly_round_all_arrived(r) || r->said != r->resolved ||
-        r->summed < r->base || must_wait(job, r))
+        r->summed < r->base || progress_must_wait(job, r))
         return;
-    uint32_t to = reach(r);
+    uint32_t to = progress_reach(r);
     bool whole = to == r->length && tly_round_is_whole(r);
     if (whole)
         tly_round_stamp(job, r, TLY_AT_GATHERED, TLY_NO_PEER);
@@ -163,14 +163,14 @@ void tly_progress(struct tly_job *job, struct round *r)
         r->rule->tell(job, r);
     if (r->complete)
         return;
-    if (!place_result(job, r)) {
+    if (!progress_place_result(job, r)) {
         job->redo_waits = true;
         return;
     }
     if (r->summed == 0)
         r->order = job->next_order++;
     if (to > r->summed && r->rule->advance) {
-        if ((r->rule->borrows && !tly_memory_hold_loans(job, r)) || hand_to_crew(job, r, to))
+        if ((r->rule->borrows && !tly_memory_hold_loans(job, r)) || progress_hand_to_crew(job, r, to))
             return;
         r->rule->advance(job, r, r->summed, to);
         if (r->rule->borrows)

@@ -3,21 +3,21 @@
 
 #include "base/slot.h"
 
-static uint64_t claim(const struct tly_quota *q)
+static uint64_t quota_claim(const struct tly_quota *q)
 {
     return q->in_use > q->reserved ? q->in_use : q->reserved;
 }
 
 /* Set what is reserved and in use, and keep the sum of claims. */
-static void change(struct tly_quota *q, uint64_t reserved, uint64_t in_use)
+static void quota_change(struct tly_quota *q, uint64_t reserved, uint64_t in_use)
 {
-    uint64_t before = claim(q);
+    uint64_t before = quota_claim(q);
     struct tly_budget *b = q->budget;
     b->reserved = b->reserved - q->reserved + reserved;
     b->pool.limit = b->reserved > b->limit ? b->reserved : b->limit;
     q->reserved = reserved;
     q->in_use = in_use;
-    b->claimed = b->claimed - before + claim(q);
+    b->claimed = b->claimed - before + quota_claim(q);
     if (in_use > q->peak)
         q->peak = in_use;
 }
@@ -35,13 +35,13 @@ void tly_quota_init(struct tly_quota *q, struct tly_budget *budget)
 void tly_quota_finish(struct tly_quota *q)
 {
     if (q->budget)
-        change(q, 0, 0);
+        quota_change(q, 0, 0);
 }
 
 bool tly_quota_reserve(struct tly_quota *q, uint64_t bytes)
 {
     uint64_t before = q->budget->pool.limit;
-    change(q, bytes, q->in_use);
+    quota_change(q, bytes, q->in_use);
     return q->budget->pool.limit > before;
 }
 
@@ -53,13 +53,13 @@ bool tly_quota_over(const struct tly_quota *q)
 uint64_t tly_quota_room(const struct tly_quota *q)
 {
     const struct tly_budget *b = q->budget;
-    uint64_t own = claim(q) - q->in_use;
+    uint64_t own = quota_claim(q) - q->in_use;
     return own + (b->pool.limit > b->claimed ? b->pool.limit - b->claimed : 0);
 }
 
 uint64_t tly_quota_most(const struct tly_quota *q)
 {
-    uint64_t others = q->budget->claimed - claim(q), limit = q->budget->pool.limit;
+    uint64_t others = q->budget->claimed - quota_claim(q), limit = q->budget->pool.limit;
     return limit > others ? limit - others : 0;
 }
 
@@ -72,7 +72,7 @@ void *tly_quota_take_always(struct tly_quota *q, uint32_t bytes)
 {
     void *buffer = tly_pool_take_past(&q->budget->pool, bytes);
     if (buffer)
-        change(q, q->reserved, q->in_use + tly_slot_bytes(bytes));
+        quota_change(q, q->reserved, q->in_use + tly_slot_bytes(bytes));
     return buffer;
 }
 
@@ -81,5 +81,5 @@ void tly_quota_give(struct tly_quota *q, void *buffer, uint32_t bytes)
     if (!buffer)
         return;
     tly_pool_give(&q->budget->pool, buffer, bytes);
-    change(q, q->reserved, q->in_use - tly_slot_bytes(bytes));
+    quota_change(q, q->reserved, q->in_use - tly_slot_bytes(bytes));
 }

@@ -41,7 +41,7 @@ void tly_redo_detach(struct session *p)
     }
 }
 
-static void post(struct session *p, const struct round *r, int type, uint16_t flags)
+static void redo_post(struct session *p, const struct round *r, int type, uint16_t flags)
 {
     struct tly_frame f = r->head;
     f.type = (uint8_t)type;
@@ -52,7 +52,7 @@ static void post(struct session *p, const struct round *r, int type, uint16_t fl
     tly_session_post(p, &f, NULL, 0, NULL);
 }
 
-static bool pushes(const struct round *r, uint32_t rank)
+static bool redo_pushes(const struct round *r, uint32_t rank)
 {
     bool wanted =
         r->length ? r->base < r->length : !r->had; /* of what only meets there is no result to lack */
@@ -60,7 +60,7 @@ static bool pushes(const struct round *r, uint32_t rank)
 }
 
 /* All ranks have pushed or said what they have: find out who has most, and ask for the rest. */
-static void resolve(struct tly_job *job, struct round *r)
+static void redo_resolve(struct tly_job *job, struct round *r)
 {
     bool lacked = false;
     r->resolved = true;
@@ -93,14 +93,14 @@ static void resolve(struct tly_job *job, struct round *r)
         struct slot *slot = &r->slots[i];
         if (slot->state != SLOT_SAID)
             continue;
-        slot->start = slot->filled = pushes(r, i) ? r->base : r->head.length;
-        tly_slot_change(job, r, i, pushes(r, i) ? SLOT_BROKEN : SLOT_WHOLE);
-        if (pushes(r, i) && job->by_rank[i])
+        slot->start = slot->filled = redo_pushes(r, i) ? r->base : r->head.length;
+        tly_slot_change(job, r, i, redo_pushes(r, i) ? SLOT_BROKEN : SLOT_WHOLE);
+        if (redo_pushes(r, i) && job->by_rank[i])
             tly_memory_ask(job->by_rank[i], r);
     }
     if (r->base && lacked) {
         if (job->by_rank[r->holder])
-            post(job->by_rank[r->holder], r, TLY_AGAIN, TLY_MARK);
+            redo_post(job->by_rank[r->holder], r, TLY_AGAIN, TLY_MARK);
     } else if (r->base) {
         tly_progress_reached(job, r, r->base);
     }
@@ -108,7 +108,7 @@ static void resolve(struct tly_job *job, struct round *r)
 }
 
 /* Those who have not spoken of it have nothing more to say. */
-static bool is_stable(const struct tly_job *job, const struct round *r)
+static bool redo_is_stable(const struct tly_job *job, const struct round *r)
 {
     for (uint32_t at = 0; at < r->who->count; at++) {
         uint32_t i = r->who->rank[at];
@@ -123,13 +123,13 @@ static bool is_stable(const struct tly_job *job, const struct round *r)
     return true;
 }
 
-static void release(struct tly_job *job, struct round *r)
+static void redo_release(struct tly_job *job, struct round *r)
 {
     for (uint32_t at = 0; at < r->who->count; at++) {
         uint32_t i = r->who->rank[at];
         struct session *p = job->by_rank[i];
         if (p && tly_slot_has_come(&r->slots[i]))
-            post(p, r, TLY_DONE, 0);
+            redo_post(p, r, TLY_DONE, 0);
     }
     tly_store_remove(job, r);
 }
@@ -138,20 +138,20 @@ void tly_redo_look(struct tly_job *job, struct round *r)
 {
     if (!r->said || r->resolved || r->refused || r->verdict || r->complete)
         return;
-    if (r->had && is_stable(job, r))
-        release(job, r);
+    if (r->had && redo_is_stable(job, r))
+        redo_release(job, r);
     else if (tly_round_all_arrived(r))
-        resolve(job, r);
+        redo_resolve(job, r);
 }
 
-static void look(struct tly_job *job, struct round *r, void *arg)
+static void redo_look(struct tly_job *job, struct round *r, void *arg)
 {
     tly_redo_look(job, r);
 }
 
 void tly_redo_look_at_all(struct tly_job *job)
 {
-    if (tly_store_each(job, look, NULL) != 0)
+    if (tly_store_each(job, redo_look, NULL) != 0)
         job->redo_waits = true;
 }
 
@@ -175,7 +175,7 @@ void tly_redo_restore(struct tly_job *job)
 
 /* A round of which the rank has not spoken since its connection was mended: the rank has its answer, or wants it no
  * longer.  An error mark comes again as a push. */
-static void settle(struct tly_job *job, struct round *r, void *session)
+static void redo_settle(struct tly_job *job, struct round *r, void *session)
 {
     struct session *p = session;
     const struct slot *slot = &r->slots[p->rank];
@@ -194,13 +194,13 @@ void tly_redo_done(struct session *p, const struct tly_frame *f)
 {
     struct tly_job *job = p->job;
     p->done_epoch = (uint32_t)f->count;
-    if ((f->flags & TLY_RESUMED) && tly_store_each(job, settle, p) != 0)
+    if ((f->flags & TLY_RESUMED) && tly_store_each(job, redo_settle, p) != 0)
         tly_outbox_lose(&p->outbox); /* over another connection its rank says it again */
     tly_redo_look_at_all(job);
 }
 
 /* It had pushed or spoken before its connection was lost. */
-static void speaks_again(struct session *p, struct round *r, const struct tly_frame *f)
+static void redo_speaks_again(struct session *p, struct round *r, const struct tly_frame *f)
 {
     struct tly_job *job = p->job;
     struct slot *slot = &r->slots[p->rank];
@@ -226,12 +226,12 @@ static void speaks_again(struct session *p, struct round *r, const struct tly_fr
         tly_memory_ask(p, r);
     }
     if (!r->verdict && r->resolved && r->holder == p->rank && r->summed < r->base)
-        post(p, r, TLY_AGAIN, TLY_MARK);
+        redo_post(p, r, TLY_AGAIN, TLY_MARK);
     if (!r->verdict)
         tly_answers_queue(job, r);
 }
 
-static int read_verdict(const struct tly_frame *f, const void *data, char *sentence)
+static int redo_read_verdict(const struct tly_frame *f, const void *data, char *sentence)
 {
     struct tly_reader r = {data, f->payload, false};
     int err = (int)tly_read32(&r);
@@ -240,7 +240,7 @@ static int read_verdict(const struct tly_frame *f, const void *data, char *sente
 }
 
 /* The first word of its rank about the round. */
-static void take_slot(struct session *p, struct round *r, const struct tly_frame *f)
+static void redo_take_slot(struct session *p, struct round *r, const struct tly_frame *f)
 {
     struct tly_job *job = p->job;
     struct slot *slot = &r->slots[p->rank];
@@ -260,13 +260,13 @@ static void take_slot(struct session *p, struct round *r, const struct tly_frame
 }
 
 /* It tells of a verdict, means something else than others, or the round has a verdict. */
-static void refuse(struct session *p, struct round *r, const struct tly_frame *f, const void *data)
+static void redo_refuse(struct session *p, struct round *r, const struct tly_frame *f, const void *data)
 {
     char sentence[TLY_SENTENCE];
     tly_slot_change(p->job, r, p->rank, SLOT_REFUSED);
     r->refused = true;
     if (f->flags & TLY_MARK) {
-        int err = read_verdict(f, data, sentence);
+        int err = redo_read_verdict(f, data, sentence);
         tly_verdict_known(p, r, err, sentence);
         return;
     }
@@ -276,8 +276,8 @@ static void refuse(struct session *p, struct round *r, const struct tly_frame *f
 }
 
 /* The round of which a rank speaks, opened if need be; NULL: *err, *why. */
-static struct round *find_or_open(struct session *p, const struct tly_frame *f, const struct members *who,
-                                  int *err, const char **why)
+static struct round *redo_find_or_open(struct session *p, const struct tly_frame *f,
+                                       const struct members *who, int *err, const char **why)
 {
     struct round *r = tly_store_find(p->job, f);
     if (r)
@@ -296,7 +296,7 @@ static struct round *find_or_open(struct session *p, const struct tly_frame *f, 
     return NULL;
 }
 
-static bool fits(const struct round *r, const struct tly_frame *f)
+static bool redo_fits(const struct round *r, const struct tly_frame *f)
 {
     bool marked = (f->flags | r->head.flags) & TLY_MARK, same = f->spec == r->head.spec;
     if (!marked && same && (f->length != r->head.length || f->kind != r->head.kind))
@@ -317,26 +317,26 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
         return 0;
     }
     int err;
-    struct round *r = find_or_open(p, f, who, &err, why);
+    struct round *r = redo_find_or_open(p, f, who, &err, why);
     if (!r)
         return err;
     *why = "a count of received bytes that does not fit the tensor";
-    if (!fits(r, f))
+    if (!redo_fits(r, f))
         return -EPROTO;
     tly_joined_comes(p, r);
     if (r->slots[p->rank].state != SLOT_ABSENT) {
         *why = "a count of received bytes for data that it has sent over this connection";
         if (!r->answers[p->rank].held)
             return -EPROTO;
-        speaks_again(p, r, f);
+        redo_speaks_again(p, r, f);
         return 0;
     }
     if (who != r->who && !tly_round_widen(p, r, who))
         return 0;
-    take_slot(p, r, f);
+    redo_take_slot(p, r, f);
     bool mark = (f->flags | r->head.flags) & TLY_MARK;
     if (mark || r->verdict || r->mismatch_at || f->spec != r->head.spec)
-        refuse(p, r, f, data);
+        redo_refuse(p, r, f, data);
     else
         tly_redo_look(job, r);
     return 0;

@@ -70,7 +70,7 @@ bool tly_round_widen(struct session *p, struct round *r, const struct members *w
 }
 
 /* The push's data, unless it was dropped and comes again, finds its place: on loan, or in the pool. */
-static void make_room(struct session *p, struct round *r)
+static void round_make_room(struct session *p, struct round *r)
 {
     struct slot *slot = &r->slots[p->rank];
     if (slot->data)
@@ -85,7 +85,7 @@ static void make_room(struct session *p, struct round *r)
 }
 
 /* The push is not kept: it is an error mark, means something else than the first one, or the round has a verdict. */
-static void refuse(struct session *p, struct round *r, const struct tly_frame *f)
+static void round_refuse(struct session *p, struct round *r, const struct tly_frame *f)
 {
     struct slot *slot = &r->slots[p->rank];
     bool marked = (f->flags | r->head.flags) & TLY_MARK;
@@ -98,7 +98,7 @@ static void refuse(struct session *p, struct round *r, const struct tly_frame *f
         tly_window_give_back(p->job, p->rank, slot);
 }
 
-static void take_slot(struct session *p, struct round *r, const struct tly_frame *f)
+static void round_take_slot(struct session *p, struct round *r, const struct tly_frame *f)
 {
     struct slot *slot = &r->slots[p->rank];
     tly_slot_change(p->job, r, p->rank, SLOT_COMING);
@@ -112,7 +112,7 @@ static void take_slot(struct session *p, struct round *r, const struct tly_frame
 }
 
 /* The rank's first push of the round has begun to come. */
-static void count_arrival(struct session *p, struct round *r)
+static void round_count_arrival(struct session *p, struct round *r)
 {
     struct tly_job *job = p->job;
     tly_window_arrived(job, r);
@@ -120,22 +120,22 @@ static void count_arrival(struct session *p, struct round *r)
         tly_window_grant_others(job, p);
 }
 
-static void begin_push(struct session *p, struct round *r, const struct tly_frame *f)
+static void round_begin_push(struct session *p, struct round *r, const struct tly_frame *f)
 {
     struct tly_job *job = p->job;
     struct slot *slot = &r->slots[p->rank];
     bool first = slot->state == SLOT_ABSENT, marked = (f->flags | r->head.flags) & TLY_MARK;
-    take_slot(p, r, f);
+    round_take_slot(p, r, f);
     tly_round_awaited(job, r, f);
     if (first)
-        count_arrival(p, r);
+        round_count_arrival(p, r);
     if (r->verdict || r->mismatch_at || f->spec != r->head.spec || marked) {
-        refuse(p, r, f);
+        round_refuse(p, r, f);
     } else if (f->flags & TLY_OFFER) {
         tly_slot_change(job, r, p->rank, SLOT_OFFERED);
         tly_window_give_back(job, p->rank, slot);
     } else if (!(f->flags & TLY_REQUEST) && f->length > 0) {
-        make_room(p, r);
+        round_make_room(p, r);
     }
     bool last = first && tly_round_all_arrived(r);
     bool wanted = last && !r->refused && tly_memory_want_offers(job, r);
@@ -156,7 +156,7 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
     if (begins && awaited && f->offset == slot->start) {
         if (who != r->who && !tly_round_widen(p, r, who))
             return;
-        begin_push(p, r, f);
+        round_begin_push(p, r, f);
     } else if (begins) {
         tly_window_pass(p, f->length); /* it was asked for, and is not wanted any more */
     }

@@ -39,7 +39,7 @@ static const unsigned follows[SLOT_STATES] = {
     [SLOT_JOINED] = BIT(SLOT_ABSENT),
 };
 
-static bool lacks(enum slot_state state)
+static bool slot_lacks(enum slot_state state)
 {
     return state == SLOT_ABSENT || state == SLOT_AGAIN;
 }
@@ -50,7 +50,7 @@ void tly_slot_change(struct tly_job *job, struct round *r, uint32_t rank, enum s
     struct session *p = job->by_rank[rank];
     tly_check(follows[slot->state] & BIT(to));
     if (p)
-        p->lacking += (uint32_t)lacks(to) - (uint32_t)lacks(slot->state);
+        p->lacking += (uint32_t)slot_lacks(to) - (uint32_t)slot_lacks(slot->state);
     job->dropped_slots += (uint32_t)(to == SLOT_DROPPED) - (uint32_t)(slot->state == SLOT_DROPPED);
     slot->state = to;
 }
@@ -58,11 +58,11 @@ void tly_slot_change(struct tly_job *job, struct round *r, uint32_t rank, enum s
 void tly_slot_enter(struct tly_job *job, const struct round *r, uint32_t rank)
 {
     if (job->by_rank[rank])
-        job->by_rank[rank]->lacking += lacks(r->slots[rank].state);
+        job->by_rank[rank]->lacking += slot_lacks(r->slots[rank].state);
 }
 
 void tly_slot_leave(struct tly_job *job, const struct round *r, uint32_t rank)
 {
     if (job->by_rank[rank])
-        job->by_rank[rank]->lacking -= lacks(r->slots[rank].state);
+        job->by_rank[rank]->lacking -= slot_lacks(r->slots[rank].state);
 }

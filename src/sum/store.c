@@ -18,7 +18,7 @@
 #include "sum/slot.h"
 #include "transport/transport.h"
 
-static uint64_t round_id(const struct tly_frame *f)
+static uint64_t store_round_id(const struct tly_frame *f)
 {
     /* A key belongs to one group already.  Only parts between two ranks may have the same number for several pairs. */
     uint32_t pair = f->group & TLY_PAIR ? f->group : 0;
@@ -26,23 +26,23 @@ static uint64_t round_id(const struct tly_frame *f)
         f->key ^ tly_map_mix((uint64_t)f->part << 32 | f->round) ^ tly_map_mix(~(uint64_t)pair));
 }
 
-static bool same_pair(const struct tly_frame *a, const struct tly_frame *b)
+static bool store_same_pair(const struct tly_frame *a, const struct tly_frame *b)
 {
     return a->group == b->group || !((a->group | b->group) & TLY_PAIR);
 }
 
 struct round *tly_store_find(struct tly_job *job, const struct tly_frame *f)
 {
-    struct round *r = tly_map_get(&job->store, round_id(f));
+    struct round *r = tly_map_get(&job->store, store_round_id(f));
     if (r && (r->head.key != f->key || r->head.part != f->part || r->head.round != f->round ||
-              !same_pair(&r->head, f)))
+              !store_same_pair(&r->head, f)))
         return NULL; /* two names with one hash: tly_store_add() refuses the newer one's push */
     return r;
 }
 
 struct round *tly_store_add(struct tly_job *job, const struct tly_frame *f, const struct members *who)
 {
-    uint64_t id = round_id(f);
+    uint64_t id = store_round_id(f);
     if (tly_map_get(&job->store, id))
         return NULL;
     struct round *r = calloc(1, sizeof *r + job->ranks * (sizeof *r->slots + sizeof *r->answers));
@@ -93,7 +93,7 @@ void tly_store_complete(struct tly_job *job, struct round *r)
     tly_list_remove(&r->node);
 }
 
-static bool is_answer(void *value, void *answer)
+static bool store_is_answer(void *value, void *answer)
 {
     return value == answer;
 }
@@ -102,7 +102,7 @@ void tly_store_unqueue(struct tly_job *job, struct round *r, uint32_t rank)
 {
     struct answer *a = &r->answers[rank];
     if (job->by_rank[rank] && a->queued)
-        tly_heap_filter(&job->by_rank[rank]->ready, is_answer, a);
+        tly_heap_filter(&job->by_rank[rank]->ready, store_is_answer, a);
     a->queued = false;
 }
 
@@ -159,7 +159,7 @@ struct counts {
     uint32_t lacking[TLY_MAX_RANKS];
 };
 
-static void check_round(const struct round *r, struct counts *c)
+static void store_check_round(const struct round *r, struct counts *c)
 {
     uint32_t arrived = 0, joined = 0;
     for (uint32_t i = 0; i < r->who->count; i++) {
@@ -186,7 +186,7 @@ void tly_store_check(const struct tly_job *job)
     if (!TLY_CHECKS || job->store.count > MOST_CHECKED)
         return;
     c = (struct counts){0};
-    tly_map_each(&job->store, r) check_round(r, &c);
+    tly_map_each(&job->store, r) store_check_round(r, &c);
     tly_check(job->dropped_slots == c.dropped && job->waiting == c.waiting && job->restored == c.restored);
     for (uint32_t i = 0; i < job->ranks; i++) {
         const struct session *p = job->by_rank[i];

@@ -35,7 +35,7 @@
 
 enum { WAIT_FOR_TEXTS_MS = 1000 };
 
-static struct tly_frame about(const struct round *r, int type)
+static struct tly_frame verdict_about(const struct round *r, int type)
 {
     struct tly_frame f = r->head;
     f.type = (uint8_t)type;
@@ -46,7 +46,7 @@ static struct tly_frame about(const struct round *r, int type)
 }
 
 /* "2, 4-6" of the ranks for which `is` holds.  Returns how many there are. */
-static uint32_t ranks_text(
+static uint32_t verdict_ranks_text(
     struct tly_job *job, const struct round *r,
     bool (*is)(struct tly_job *job, const struct round *r, uint32_t rank, const char *text), const char *text,
     char *out, size_t len)
@@ -67,35 +67,35 @@ static uint32_t ranks_text(
     return count;
 }
 
-static bool has_text(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_has_text(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].text && strcmp(r->slots[rank].text, text) == 0;
 }
 
-static bool is_absent(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_is_absent(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].state == SLOT_ABSENT && tly_members_have(r->who, rank);
 }
 
-static bool is_member(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_is_member(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
     return tly_members_have(r->who, rank);
 }
 
-static bool is_coming(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_is_coming(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].state == SLOT_COMING;
 }
 
-static bool is_dropped(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_is_dropped(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].state == SLOT_DROPPED || r->slots[rank].state == SLOT_AGAIN;
 }
 
-static void tell(struct session *p, struct round *r)
+static void verdict_tell(struct session *p, struct round *r)
 {
     tly_window_owe(p->job, r, p->rank);
-    struct tly_frame f = about(r, TLY_VERDICT);
+    struct tly_frame f = verdict_about(r, TLY_VERDICT);
     struct tly_writer w = {0};
     tly_write32(&w, (uint32_t)r->verdict_err);
     tly_write_text(&w, r->verdict);
@@ -132,7 +132,7 @@ void tly_verdict_decide(struct tly_job *job, struct round *r, int err, const cha
         if (r->slots[i].state == SLOT_JOINED)
             continue;
         if (r->slots[i].state != SLOT_ABSENT && p)
-            tell(p, r);
+            verdict_tell(p, r);
         else if ((p ? p->left : job->gone[i]) && tly_members_have(r->who, i)) { /* will never ask */
             r->answers[i].received = true;
             r->received++;
@@ -144,9 +144,9 @@ void tly_verdict_decide(struct tly_job *job, struct round *r, int err, const cha
         tly_memory_ask_again(job);
 }
 
-static void ask(struct tly_job *job, struct round *r, uint32_t rank)
+static void verdict_ask(struct tly_job *job, struct round *r, uint32_t rank)
 {
-    struct tly_frame f = about(r, TLY_SPEC);
+    struct tly_frame f = verdict_about(r, TLY_SPEC);
     f.flags = TLY_REQUEST;
     if (job->by_rank[rank])
         tly_session_post(job->by_rank[rank], &f, NULL, 0, NULL);
@@ -162,19 +162,19 @@ void tly_verdict_differs(struct tly_job *job, struct round *r)
     r->asked = true;
     for (uint32_t i = 0; i < job->ranks; i++)
         if (tly_slot_has_come(&r->slots[i]))
-            ask(job, r, i);
+            verdict_ask(job, r, i);
 }
 
 /* A push has come for a round that has failed or is about to. */
 void tly_verdict_arrived(struct session *p, struct round *r)
 {
     if (r->verdict)
-        tell(p, r);
+        verdict_tell(p, r);
     else if (r->asked)
-        ask(p->job, r, p->rank);
+        verdict_ask(p->job, r, p->rank);
 }
 
-static void compose(struct tly_job *job, struct round *r)
+static void verdict_compose(struct tly_job *job, struct round *r)
 {
     char sentence[TLY_SENTENCE], ranks[200], who[210];
     size_t at = (size_t)snprintf(sentence, sizeof sentence, "the ranks disagree: ");
@@ -190,10 +190,10 @@ static void compose(struct tly_job *job, struct round *r)
         const char *text = r->slots[i].text;
         bool seen = !text;
         for (uint32_t j = 0; j < i && !seen; j++)
-            seen = has_text(job, r, j, text);
+            seen = verdict_has_text(job, r, j, text);
         if (seen)
             continue;
-        uint32_t n = ranks_text(job, r, has_text, text, ranks, sizeof ranks);
+        uint32_t n = verdict_ranks_text(job, r, verdict_has_text, text, ranks, sizeof ranks);
         snprintf(who, sizeof who, "%s %s", n > 1 ? "ranks" : "rank", ranks);
         at = tly_words_append(sentence, sizeof sentence, at, before, text, who, whole);
         before = first;
@@ -214,13 +214,13 @@ void tly_verdict_text(struct session *p, struct round *r, char *text)
     for (uint32_t i = 0; i < r->who->count; i++)
         if (!r->slots[r->who->rank[i]].text && r->slots[r->who->rank[i]].state != SLOT_JOINED)
             return;
-    compose(job, r);
+    verdict_compose(job, r);
 }
 
 void tly_verdict_too_late(struct session *p, struct round *r)
 {
     char sentence[TLY_SENTENCE], ranks[200];
-    ranks_text(p->job, r, is_member, NULL, ranks, sizeof ranks);
+    verdict_ranks_text(p->job, r, verdict_is_member, NULL, ranks, sizeof ranks);
     snprintf(sentence, sizeof sentence, "the ranks disagree: the group of ranks %s has none of rank %u",
              ranks, p->rank);
     r->verdict = strdup(sentence);
@@ -232,7 +232,7 @@ void tly_verdict_too_late(struct session *p, struct round *r)
 void tly_verdict_known(struct session *p, struct round *r, int err, const char *sentence)
 {
     if (r->verdict)
-        tell(p, r);
+        verdict_tell(p, r);
     else
         tly_verdict_decide(p->job, r, err, sentence);
 }
@@ -266,7 +266,7 @@ void tly_verdict_left(struct tly_job *job, uint32_t rank)
     }
 }
 
-static bool is_missed(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_is_missed(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
 {
     return tly_joined_is_missed(job, r, rank);
 }
@@ -276,7 +276,7 @@ void tly_verdict_joined(struct tly_job *job, struct round *r)
     char sentence[TLY_SENTENCE], ranks[200];
     if (r->head.part != 0 || r->had || r->verdict)
         return;
-    uint32_t count = ranks_text(job, r, is_missed, NULL, ranks, sizeof ranks);
+    uint32_t count = verdict_ranks_text(job, r, verdict_is_missed, NULL, ranks, sizeof ranks);
     if (!count)
         return;
     snprintf(sentence, sizeof sentence,
@@ -288,10 +288,10 @@ void tly_verdict_joined(struct tly_job *job, struct round *r)
 void tly_verdict_late(struct tly_job *job, struct round *r, const struct session *asker)
 {
     char late[200];
-    struct tly_frame f = about(r, TLY_STATUS);
+    struct tly_frame f = verdict_about(r, TLY_STATUS);
     struct tly_writer w = {0};
     bool named = false;
-    ranks_text(job, r, is_absent, NULL, late, sizeof late);
+    verdict_ranks_text(job, r, verdict_is_absent, NULL, late, sizeof late);
     if (!late[0])
         return;
     tly_write64(&w, (uint64_t)(job->loop->awake - (r->since ? r->since : r->born)));
@@ -316,12 +316,12 @@ int64_t tly_verdict_waits(struct tly_job *job, char *out, size_t len)
     static const struct {
         bool (*is)(struct tly_job *job, const struct round *r, uint32_t rank, const char *text);
         const char *why;
-    } reasons[] = {{is_absent, "did not send any of it yet"},
-                   {is_coming, "did not send all of it yet"},
-                   {is_dropped, "must send it again, for want of memory here"}};
+    } reasons[] = {{verdict_is_absent, "did not send any of it yet"},
+                   {verdict_is_coming, "did not send all of it yet"},
+                   {verdict_is_dropped, "must send it again, for want of memory here"}};
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
         char ranks[120];
-        uint32_t count = ranks_text(job, r, reasons[i].is, NULL, ranks, sizeof ranks);
+        uint32_t count = verdict_ranks_text(job, r, reasons[i].is, NULL, ranks, sizeof ranks);
         if (count) {
             snprintf(out, len, "rank%s %s, which %s", count > 1 ? "s" : "", ranks, reasons[i].why);
             return job->loop->awake - r->born;
@@ -344,7 +344,7 @@ void tly_verdict_tick(struct tly_job *job)
             tly_verdict_late(job, r, NULL);
         }
         if (r->mismatch_at && now - r->mismatch_at >= WAIT_FOR_TEXTS_MS * TLY_MS)
-            compose(job, r);
+            verdict_compose(job, r);
         else if (now - r->born < job->late_ns && !job->mismatches)
             break; /* all behind are younger */
     }

@@ -18,13 +18,13 @@ struct words {
     int count; /* the last one is the rest of the text if there are too many */
 };
 
-static const char *rest_of(const char *text)
+static const char *words_rest_of(const char *text)
 {
     const char *end = strrchr(text, TLY_TITLE_END);
     return end ? end + 1 : text;
 }
 
-static void split(const char *text, struct words *w)
+static void words_split(const char *text, struct words *w)
 {
     int depth = 0;
     w->count = 0;
@@ -35,13 +35,13 @@ static void split(const char *text, struct words *w)
     }
 }
 
-static bool same(struct word a, struct word b)
+static bool words_same(struct word a, struct word b)
 {
     return a.length == b.length && memcmp(a.at, b.at, a.length) == 0;
 }
 
 /* Does the next word say nothing without this one? */
-static bool leads(struct word w)
+static bool words_leads(struct word w)
 {
     static const char *const leading[] = {"from", "to", "rank", "prescale", "postscale", "list"};
     for (size_t i = 0; i < sizeof leading / sizeof *leading; i++)
@@ -51,18 +51,18 @@ static bool leads(struct word w)
 }
 
 /* The words of `text` from the first to the last that differs; all of them if none is left. */
-static void cut(const char *first, const char *text, const char **from, size_t *length)
+static void words_cut(const char *first, const char *text, const char **from, size_t *length)
 {
     struct words f, t;
-    split(first, &f);
-    split(text, &t);
+    words_split(first, &f);
+    words_split(text, &t);
     int before = 0, behind = 0;
-    while (before < f.count && before < t.count && same(f.word[before], t.word[before]))
+    while (before < f.count && before < t.count && words_same(f.word[before], t.word[before]))
         before++;
     while (behind < f.count - before && behind < t.count - before - 1 &&
-           same(f.word[f.count - 1 - behind], t.word[t.count - 1 - behind]))
+           words_same(f.word[f.count - 1 - behind], t.word[t.count - 1 - behind]))
         behind++;
-    while (before < t.count && before > 0 && leads(t.word[before - 1]))
+    while (before < t.count && before > 0 && words_leads(t.word[before - 1]))
         before--;
     if (before == t.count) {
         *from = text;
@@ -83,7 +83,7 @@ bool tly_words_same_title(const char *a, const char *b)
 size_t tly_words_append(char *out, size_t len, size_t at, const char *first, const char *text,
                         const char *ranks, bool whole)
 {
-    const char *rest = rest_of(text);
+    const char *rest = words_rest_of(text);
     size_t length = strlen(rest);
     if (at >= len)
         return at;
@@ -93,7 +93,7 @@ size_t tly_words_append(char *out, size_t len, size_t at, const char *first, con
                                      text, title && *rest ? ": " : "", rest);
     }
     if (first)
-        cut(rest_of(first), rest, &rest, &length);
+        words_cut(words_rest_of(first), rest, &rest, &length);
     return at +
            (size_t)snprintf(out + at, len - at, "%s%.*s on %s", first ? ", " : "", (int)length, rest, ranks);
 }
