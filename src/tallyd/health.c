@@ -54,8 +54,8 @@ struct text {
     size_t len, room;
 };
 
-static void add(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void add(struct text *t, const char *format, ...)
+static void health_add(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void health_add(struct text *t, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -66,75 +66,80 @@ static void add(struct text *t, const char *format, ...)
 }
 
 /* A label's value: backslash, quote and line feed are escaped. */
-static void add_label(struct text *t, const char *value)
+static void health_add_label(struct text *t, const char *value)
 {
     for (; *value; value++)
-        add(t, *value == '\n' ? "\\n" : *value == '\\' || *value == '"' ? "\\%c" : "%c", *value);
+        health_add(t, *value == '\n' ? "\\n" : *value == '\\' || *value == '"' ? "\\%c" : "%c", *value);
 }
 
-static void metric(struct text *t, const char *name, const char *type, const char *help, uint64_t value)
+static void health_metric(struct text *t, const char *name, const char *type, const char *help,
+                          uint64_t value)
 {
-    add(t, "# HELP tally_%s %s\n# TYPE tally_%s %s\ntally_%s %" PRIu64 "\n", name, help, name, type, name,
-        value);
+    health_add(t, "# HELP tally_%s %s\n# TYPE tally_%s %s\ntally_%s %" PRIu64 "\n", name, help, name, type,
+               name, value);
 }
 
-static void gauge(struct text *t, const char *name, const char *help, double value)
+static void health_gauge(struct text *t, const char *name, const char *help, double value)
 {
-    add(t, "# HELP tally_%s %s\n# TYPE tally_%s gauge\ntally_%s %.6g\n", name, help, name, name, value);
+    health_add(t, "# HELP tally_%s %s\n# TYPE tally_%s gauge\ntally_%s %.6g\n", name, help, name, name,
+               value);
 }
 
-static void metrics(struct text *t, const struct tly_health_news *n)
+static void health_metrics(struct text *t, const struct tly_health_news *n)
 {
     const struct tly_service_facts *f = &n->facts;
-    add(t, "# HELP tally_info The release and, while it serves or coordinates one, the job.\n# TYPE "
-           "tally_info gauge\n"
-           "tally_info{version=\"" TALLY_VERSION "\",job=\"");
-    add_label(t, n->serving || n->coordinating ? n->job : "");
-    add(t, "\"} 1\n");
-    metric(t, "serving", "gauge", "1 while a job runs of which this is a service.", n->serving);
-    metric(t, "jobs_total", "counter", "Jobs that have begun here.", n->jobs);
-    metric(t, "ranks", "gauge", "Ranks of the job.", n->ranks);
-    metric(t, "machines", "gauge", "Machines that the ranks are on.", n->machines);
-    metric(t, "services", "gauge", "Summation services of the job.", n->services);
-    metric(t, "epoch", "gauge",
-           "The number of the split: it rises with each tallyd that comes or goes and each change of shares.",
-           n->epoch);
-    metric(t, "split_changed_timestamp_seconds", "gauge",
-           "When the split last changed, in seconds since 1970; 0: not yet.", n->changed);
-    gauge(t, "share", "The part of all sums that the split gives to this service.", n->share);
-    gauge(t, "card_current_bits_per_second",
-          "What its network card carries now, the plan's figure until it is seen; 0: not known.",
-          (double)n->current);
-    gauge(t, "card_planned_bits_per_second", "What the split goes by for this card; 0: not known.",
-          (double)n->planned);
-    gauge(t, "card_declared_bits_per_second", "What was declared of this card; 0: nothing.",
-          (double)n->declared);
-    gauge(t, "card_measured_bits_per_second", "What was measured of this card at the start; 0: nothing.",
-          (double)n->measured);
-    add(t, "# HELP tally_held_up 1 while somebody holds the job up; who, and by what.\n"
-           "# TYPE tally_held_up gauge\ntally_held_up{by=\"");
-    add_label(t, n->slow.who);
-    add(t, "\",why=\"%s\"} %d\n", tly_slow_why(&n->slow), n->slow.why != TLY_WHY_NOBODY);
-    metric(t, "summed_bytes_total", "counter", "Bytes of sums made.",
-           n->before.bytes_summed + f->bytes_summed);
-    metric(t, "summed_parts_total", "counter", "Parts summed.", n->before.parts_summed + f->parts_summed);
-    metric(t, "receive_bytes_total", "counter", "Bytes that came from ranks, headers too.",
-           n->before.bytes_received + f->bytes_received);
-    metric(t, "transmit_bytes_total", "counter", "Bytes that went to ranks, headers too.",
-           n->before.bytes_sent + f->bytes_sent);
-    metric(t, "dropped_slots_total", "counter", "Inputs dropped for want of memory and asked for again.",
-           n->before.slots_dropped + f->slots_dropped);
-    metric(t, "open_rounds", "gauge", "Rounds of parts that have begun and that not all ranks have.",
-           f->rounds_open);
-    metric(t, "memory_bytes", "gauge", "Memory taken for tensors.", f->bytes_in_use);
-    metric(t, "memory_peak_bytes", "gauge", "The most that was taken, in this job.", f->bytes_peak);
-    metric(t, "memory_limit_bytes", "gauge", "The most that may be taken.", f->memory_limit);
-    gauge(t, "waiting_seconds", "How long the round that has waited longest has waited.",
-          (double)f->waiting_ms / 1e3);
+    health_add(t, "# HELP tally_info The release and, while it serves or coordinates one, the job.\n# TYPE "
+                  "tally_info gauge\n"
+                  "tally_info{version=\"" TALLY_VERSION "\",job=\"");
+    health_add_label(t, n->serving || n->coordinating ? n->job : "");
+    health_add(t, "\"} 1\n");
+    health_metric(t, "serving", "gauge", "1 while a job runs of which this is a service.", n->serving);
+    health_metric(t, "jobs_total", "counter", "Jobs that have begun here.", n->jobs);
+    health_metric(t, "ranks", "gauge", "Ranks of the job.", n->ranks);
+    health_metric(t, "machines", "gauge", "Machines that the ranks are on.", n->machines);
+    health_metric(t, "services", "gauge", "Summation services of the job.", n->services);
+    health_metric(
+        t, "epoch", "gauge",
+        "The number of the split: it rises with each tallyd that comes or goes and each change of shares.",
+        n->epoch);
+    health_metric(t, "split_changed_timestamp_seconds", "gauge",
+                  "When the split last changed, in seconds since 1970; 0: not yet.", n->changed);
+    health_gauge(t, "share", "The part of all sums that the split gives to this service.", n->share);
+    health_gauge(t, "card_current_bits_per_second",
+                 "What its network card carries now, the plan's figure until it is seen; 0: not known.",
+                 (double)n->current);
+    health_gauge(t, "card_planned_bits_per_second", "What the split goes by for this card; 0: not known.",
+                 (double)n->planned);
+    health_gauge(t, "card_declared_bits_per_second", "What was declared of this card; 0: nothing.",
+                 (double)n->declared);
+    health_gauge(t, "card_measured_bits_per_second",
+                 "What was measured of this card at the start; 0: nothing.", (double)n->measured);
+    health_add(t, "# HELP tally_held_up 1 while somebody holds the job up; who, and by what.\n"
+                  "# TYPE tally_held_up gauge\ntally_held_up{by=\"");
+    health_add_label(t, n->slow.who);
+    health_add(t, "\",why=\"%s\"} %d\n", tly_slow_why(&n->slow), n->slow.why != TLY_WHY_NOBODY);
+    health_metric(t, "summed_bytes_total", "counter", "Bytes of sums made.",
+                  n->before.bytes_summed + f->bytes_summed);
+    health_metric(t, "summed_parts_total", "counter", "Parts summed.",
+                  n->before.parts_summed + f->parts_summed);
+    health_metric(t, "receive_bytes_total", "counter", "Bytes that came from ranks, headers too.",
+                  n->before.bytes_received + f->bytes_received);
+    health_metric(t, "transmit_bytes_total", "counter", "Bytes that went to ranks, headers too.",
+                  n->before.bytes_sent + f->bytes_sent);
+    health_metric(t, "dropped_slots_total", "counter",
+                  "Inputs dropped for want of memory and asked for again.",
+                  n->before.slots_dropped + f->slots_dropped);
+    health_metric(t, "open_rounds", "gauge", "Rounds of parts that have begun and that not all ranks have.",
+                  f->rounds_open);
+    health_metric(t, "memory_bytes", "gauge", "Memory taken for tensors.", f->bytes_in_use);
+    health_metric(t, "memory_peak_bytes", "gauge", "The most that was taken, in this job.", f->bytes_peak);
+    health_metric(t, "memory_limit_bytes", "gauge", "The most that may be taken.", f->memory_limit);
+    health_gauge(t, "waiting_seconds", "How long the round that has waited longest has waited.",
+                 (double)f->waiting_ms / 1e3);
 }
 
 /* The request's first word, and the second without a query; false: it is no request. */
-static bool parse(const char *request, size_t len, char method[8], char path[32])
+static bool health_parse(const char *request, size_t len, char method[8], char path[32])
 {
     const char *end = memchr(request, '\n', len), *at = request;
     size_t n = 0;
@@ -154,7 +159,7 @@ static bool parse(const char *request, size_t len, char method[8], char path[32]
 }
 
 /* A line without anything ends a request. */
-static bool ended(const char *request, size_t len)
+static bool health_ended(const char *request, size_t len)
 {
     for (size_t i = 1; i < len; i++)
         if (request[i] == '\n' &&
@@ -170,53 +175,53 @@ size_t tly_health_answer(const char *request, size_t len, const struct tly_healt
     struct text body = {body_room, 0, sizeof body_room}, all = {out, 0, TLY_HEALTH_ANSWER};
     const char *status = "200 OK", *type = "text/plain; charset=utf-8";
     body_room[0] = '\0';
-    if (!ended(request, len)) {
+    if (!health_ended(request, len)) {
         if (len < TLY_HEALTH_REQUEST)
             return 0;
         status = "431 Request Header Fields Too Large";
-        add(&body, "too long\n");
-    } else if (!parse(request, len, method, path)) {
+        health_add(&body, "too long\n");
+    } else if (!health_parse(request, len, method, path)) {
         status = "400 Bad Request";
-        add(&body, "no HTTP\n");
+        health_add(&body, "no HTTP\n");
     } else if (strcmp(method, "GET") != 0 && strcmp(method, "HEAD") != 0) {
         status = "405 Method Not Allowed";
-        add(&body, "GET or HEAD\n");
+        health_add(&body, "GET or HEAD\n");
     } else if (strcmp(path, "/live") == 0) {
         bool alive = age_s < TLY_HEALTH_ALIVE_S;
         status = alive ? status : "503 Service Unavailable";
-        add(&body, "last turn of the main thread %.1f s ago\n", age_s);
+        health_add(&body, "last turn of the main thread %.1f s ago\n", age_s);
     } else if (strcmp(path, "/ready") == 0) {
         bool ready = (news->serving || news->coordinating) && age_s < TLY_HEALTH_ALIVE_S;
         status = ready ? status : "503 Service Unavailable";
         if (ready)
-            add(&body, "%s job '%s'\n", news->serving ? "serving" : "coordinating", news->job);
+            health_add(&body, "%s job '%s'\n", news->serving ? "serving" : "coordinating", news->job);
         else
-            add(&body, "waiting for a job\n");
+            health_add(&body, "waiting for a job\n");
     } else if (strcmp(path, "/metrics") == 0) {
         type = "text/plain; version=0.0.4; charset=utf-8";
-        metrics(&body, news);
+        health_metrics(&body, news);
     } else {
         status = "404 Not Found";
-        add(&body, "/live, /ready or /metrics\n");
+        health_add(&body, "/live, /ready or /metrics\n");
     }
-    add(&all, "HTTP/1.0 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n%s\r\n", status,
-        type, body.len, status[0] == '4' && status[2] == '5' ? "Allow: GET, HEAD\r\n" : "");
-    bool head = ended(request, len) && len >= 5 && memcmp(request, "HEAD ", 5) == 0;
+    health_add(&all, "HTTP/1.0 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n%s\r\n",
+               status, type, body.len, status[0] == '4' && status[2] == '5' ? "Allow: GET, HEAD\r\n" : "");
+    bool head = health_ended(request, len) && len >= 5 && memcmp(request, "HEAD ", 5) == 0;
     if (!head)
-        add(&all, "%s", body.at);
+        health_add(&all, "%s", body.at);
     return all.len;
 }
 
 /* --- connections --------------------------------------------------------------------------------- */
 
-static void leave(struct visitor *v)
+static void health_leave(struct visitor *v)
 {
     tly_loop_remove(&v->health->loop, &v->watch);
     tly_fd_close(v->watch.fd);
     v->watch.fd = -1;
 }
 
-static void answer(struct visitor *v)
+static void health_answer(struct visitor *v)
 {
     struct tly_health *h = v->health;
     pthread_mutex_lock(&h->news_lock);
@@ -228,7 +233,7 @@ static void answer(struct visitor *v)
         tly_loop_change(&h->loop, &v->watch, EPOLLOUT);
 }
 
-static void on_visitor(struct tly_watch *w, uint32_t events)
+static void health_on_visitor(struct tly_watch *w, uint32_t events)
 {
     struct visitor *v = tly_list_entry(w, struct visitor, watch);
     ssize_t n;
@@ -236,7 +241,7 @@ static void on_visitor(struct tly_watch *w, uint32_t events)
         n = recv(w->fd, v->request + v->read, sizeof v->request - v->read, MSG_DONTWAIT);
         if (n > 0) {
             v->read += (size_t)n;
-            answer(v);
+            health_answer(v);
         }
     } else {
         n = send(w->fd, v->answer + v->sent, v->answered - v->sent, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -248,15 +253,15 @@ static void on_visitor(struct tly_watch *w, uint32_t events)
             char rest[256];
             while (recv(w->fd, rest, sizeof rest, MSG_DONTWAIT) > 0)
                 ;
-            leave(v);
+            health_leave(v);
             return;
         }
     }
     if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
-        leave(v);
+        health_leave(v);
 }
 
-static void on_door(struct tly_watch *w, uint32_t events)
+static void health_on_door(struct tly_watch *w, uint32_t events)
 {
     struct tly_health *h = tly_list_entry(w, struct tly_health, door);
     int fd = tly_fd_own(accept4(w->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
@@ -267,23 +272,23 @@ static void on_door(struct tly_watch *w, uint32_t events)
         if (h->places[i].watch.fd < 0 || h->places[i].came < v->came)
             v = &h->places[i];
     if (v->watch.fd >= 0)
-        leave(v);
+        health_leave(v);
     v->health = h;
     v->came = h->loop.now;
     v->read = v->sent = v->answered = 0;
-    v->watch = (struct tly_watch){.fd = fd, .ready = on_visitor};
+    v->watch = (struct tly_watch){.fd = fd, .ready = health_on_visitor};
     if (tly_loop_add(&h->loop, &v->watch, EPOLLIN) != 0) {
         tly_fd_close(fd);
         v->watch.fd = -1;
     }
 }
 
-static void tick(struct tly_hook *hook)
+static void health_tick(struct tly_hook *hook)
 {
     struct tly_health *h = tly_list_entry(hook, struct tly_health, hook);
     for (int i = 0; i < PLACES; i++)
         if (h->places[i].watch.fd >= 0 && h->loop.now - h->places[i].came > PATIENCE_S * TLY_SEC)
-            leave(&h->places[i]);
+            health_leave(&h->places[i]);
 }
 
 /* --- life ---------------------------------------------------------------------------------------- */
@@ -299,17 +304,17 @@ int tly_health_parse(const char *where, struct sockaddr_storage *out)
     return 0;
 }
 
-static void *run(void *arg)
+static void *health_run(void *arg)
 {
     struct tly_health *h = arg;
     tly_loop_run(&h->loop);
     return NULL;
 }
 
-static int open_door(struct tly_health *h, const struct sockaddr_storage *at, const char *where)
+static int health_open_door(struct tly_health *h, const struct sockaddr_storage *at, const char *where)
 {
     int one = 1, fd = tly_fd_own(socket(at->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    h->door = (struct tly_watch){.fd = fd, .ready = on_door};
+    h->door = (struct tly_watch){.fd = fd, .ready = health_on_door};
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) < 0 ||
         bind(fd, (const struct sockaddr *)at, tly_address_len(at)) < 0 || listen(fd, 64) < 0)
         return tly_fail(errno, "cannot listen at %s: %s", where, strerror(errno));
@@ -328,13 +333,13 @@ int tly_health_start(const char *where, struct tly_health **out)
     pthread_mutex_init(&h->news_lock, NULL);
     h->told = tly_now();
     h->door.fd = -1;
-    h->hook = (struct tly_hook){.tick = tick};
+    h->hook = (struct tly_hook){.tick = health_tick};
     for (int i = 0; i < PLACES; i++)
         h->places[i].watch.fd = -1;
     err = tly_loop_init(&h->loop);
     if (err)
         goto fail;
-    err = open_door(h, &at, where);
+    err = health_open_door(h, &at, where);
     if (err)
         goto fail_loop;
     tly_loop_lock(&h->loop);
@@ -342,7 +347,7 @@ int tly_health_start(const char *where, struct tly_health **out)
     tly_loop_hook(&h->loop, &h->hook);
     tly_loop_unlock(&h->loop);
     if (!err)
-        err = tly_thread_start(&h->thread, "tally-health", run, h);
+        err = tly_thread_start(&h->thread, "tally-health", health_run, h);
     if (err)
         goto fail_loop;
     *out = h;
@@ -372,7 +377,7 @@ void tly_health_stop(struct tly_health *h)
     pthread_join(h->thread, NULL);
     for (int i = 0; i < PLACES; i++)
         if (h->places[i].watch.fd >= 0)
-            leave(&h->places[i]);
+            health_leave(&h->places[i]);
     tly_loop_remove(&h->loop, &h->door);
     tly_fd_close(h->door.fd);
     tly_loop_finish(&h->loop);

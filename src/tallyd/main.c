@@ -25,17 +25,17 @@ enum { DRAIN_S = 20 };
 
 static volatile sig_atomic_t asked_to_stop; /* how often */
 
-static void on_signal(int signal)
+static void tallyd_on_signal(int signal)
 {
     asked_to_stop++;
 }
 
-static bool cancelled(void *user)
+static bool tallyd_cancelled(void *user)
 {
     return asked_to_stop;
 }
 
-static void usage(FILE *out)
+static void tallyd_usage(FILE *out)
 {
     fprintf(
         out,
@@ -63,8 +63,8 @@ static struct pulse {
 } pulse;
 
 /* Of the roster that holds, what concerns this service. */
-static void tell_share(struct tly_health_news *n, const struct tly_roster *r, const struct tly_currents *now,
-                       uint64_t incarnation)
+static void tallyd_tell_share(struct tly_health_news *n, const struct tly_roster *r,
+                              const struct tly_currents *now, uint64_t incarnation)
 {
     double total = 0;
     n->share = 0;
@@ -82,7 +82,7 @@ static void tell_share(struct tly_health_news *n, const struct tly_roster *r, co
     }
 }
 
-static void tell(struct tly_hook *h)
+static void tallyd_tell(struct tly_hook *h)
 {
     const struct tly_roster *r = &pulse.member->roster;
     struct tly_health_news *n = &pulse.news;
@@ -98,28 +98,28 @@ static void tell(struct tly_hook *h)
     n->changed = pulse.member->change.at;
     if (pulse.service) {
         tly_service_facts(pulse.service, &n->facts);
-        tell_share(n, r, &pulse.member->current, tly_service_incarnation(pulse.service));
+        tallyd_tell_share(n, r, &pulse.member->current, tly_service_incarnation(pulse.service));
     }
     tly_health_tell(pulse.health, n);
 }
 
-static void begin_pulse(struct tly_loop *loop, struct tly_member *m)
+static void tallyd_begin_pulse(struct tly_loop *loop, struct tly_member *m)
 {
     if (!pulse.health)
         return;
     pulse.member = m;
     pulse.service = NULL;
-    pulse.hook = (struct tly_hook){.tick = tell};
+    pulse.hook = (struct tly_hook){.tick = tallyd_tell};
     tly_loop_hook(loop, &pulse.hook);
 }
 
 /* Before the service and the member go: what it has done counts among what was before. */
-static void end_pulse(struct tly_loop *loop)
+static void tallyd_end_pulse(struct tly_loop *loop)
 {
     struct tly_health_news *n = &pulse.news;
     if (!pulse.health)
         return;
-    tell(&pulse.hook);
+    tallyd_tell(&pulse.hook);
     n->before.bytes_summed += n->facts.bytes_summed;
     n->before.parts_summed += n->facts.parts_summed;
     n->before.slots_dropped += n->facts.slots_dropped;
@@ -131,7 +131,7 @@ static void end_pulse(struct tly_loop *loop)
 }
 
 /* Out of the split at once; the rounds that have begun here are still summed.  A second signal ends it. */
-static void drain(struct tly_loop *loop, struct tly_member *m, struct tly_service *service)
+static void tallyd_drain(struct tly_loop *loop, struct tly_member *m, struct tly_service *service)
 {
     int signals = asked_to_stop;
     int64_t deadline = tly_now() + DRAIN_S * TLY_SEC;
@@ -153,7 +153,7 @@ static void drain(struct tly_loop *loop, struct tly_member *m, struct tly_servic
 
 /* This tallyd was in the job and no longer is.  One that stood still, or was cut off, has missed the reason, so its sentence
  * begins with that.  EAGAIN: the coordinator has said that the job goes on without it. */
-static int explain_end(const struct tly_loop *loop, const struct tly_member *m)
+static int tallyd_explain_end(const struct tly_loop *loop, const struct tly_member *m)
 {
     double paused = (double)tly_loop_pause(loop) / TLY_SEC, unheard = (double)m->unheard / TLY_SEC;
     const char *what = m->error == EAGAIN ? "is out" : "is out, or the job has ended meanwhile";
@@ -171,12 +171,13 @@ static int explain_end(const struct tly_loop *loop, const struct tly_member *m)
     return tly_fail(m->error, "%s", sentence);
 }
 
-static void changed(void *service, const struct tly_roster *roster)
+static void tallyd_changed(void *service, const struct tly_roster *roster)
 {
     tly_service_change(service, roster);
 }
 
-static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service, bool *served)
+static int tallyd_serve(struct tly_loop *loop, struct tly_member *m, struct tly_service **service,
+                        bool *served)
 {
     struct sockaddr_storage at;
     struct tly_endpoints endpoints;
@@ -186,7 +187,7 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
     if (err)
         return err;
     pulse.service = *service;
-    m->changed = changed;
+    m->changed = tallyd_changed;
     m->user = *service;
     tly_service_endpoints(*service, &endpoints);
     err = tly_member_announce(m, &endpoints, tly_service_incarnation(*service), tly_service_memory(*service));
@@ -203,15 +204,15 @@ static int serve(struct tly_loop *loop, struct tly_member *m, struct tly_service
     while (!asked_to_stop && !m->left && m->state == TLY_MEMBER_RUNNING)
         tly_loop_turn(loop, -1);
     if (asked_to_stop && m->state == TLY_MEMBER_RUNNING && !m->left)
-        drain(loop, m, *service);
+        tallyd_drain(loop, m, *service);
     if (m->state == TLY_MEMBER_OVER)
-        return explain_end(loop, m);
+        return tallyd_explain_end(loop, m);
     return asked_to_stop ? tly_fail(EINTR, "stopped by a signal") : 0;
 }
 
 /* One job from joining to its end.  patience_s: for its coordinator to answer; negative: for ever.  *served: it was in the job. */
-static int job(const struct tly_place *place, const struct tly_params *params, double patience_s,
-               bool *served)
+static int tallyd_job(const struct tly_place *place, const struct tly_params *params, double patience_s,
+                      bool *served)
 {
     struct tly_loop loop;
     struct tly_member member;
@@ -220,13 +221,13 @@ static int job(const struct tly_place *place, const struct tly_params *params, d
     if (err)
         return err;
     tly_member_init(&member, &loop, place, params, false);
-    member.cancelled = cancelled;
-    begin_pulse(&loop, &member);
+    member.cancelled = tallyd_cancelled;
+    tallyd_begin_pulse(&loop, &member);
     err = tly_member_find(&member, patience_s);
     if (!err)
         err = tly_member_connect(&member, patience_s);
     if (!err)
-        err = serve(&loop, &member, &service, served);
+        err = tallyd_serve(&loop, &member, &service, served);
     if (!err) {
         struct tly_service_facts facts;
         tly_service_facts(service, &facts);
@@ -238,7 +239,7 @@ static int job(const struct tly_place *place, const struct tly_params *params, d
     char sentence[TLY_SENTENCE];
     snprintf(sentence, sizeof sentence, "%s", tly_error());
     tly_loop_lock(&loop);
-    end_pulse(&loop);
+    tallyd_end_pulse(&loop);
     tly_loop_unlock(&loop);
     tly_service_destroy(service, 0);
     tly_loop_lock(&loop);
@@ -250,7 +251,7 @@ static int job(const struct tly_place *place, const struct tly_params *params, d
 
 /* What came as text is not needed any more; of the environment it would show to whoever may read that of our user's
  * processes. */
-static void forget_secret(struct tly_params *params)
+static void tallyd_forget_secret(struct tly_params *params)
 {
     char *text[] = {getenv("TALLY_SECRET"), params->secret};
     for (int i = 0; i < 2; i++)
@@ -258,14 +259,14 @@ static void forget_secret(struct tly_params *params)
             sodium_memzero(text[i], strlen(text[i]));
 }
 
-static void pause_ms(int ms)
+static void tallyd_pause_ms(int ms)
 {
     struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * TLY_MS};
     nanosleep(&pause, NULL);
 }
 
 /* A moment of a coordinator's main thread.  c: NULL while it does not listen. */
-static void stand_by(const struct tly_place *place, struct tly_coordinator *c, int ms)
+static void tallyd_stand_by(const struct tly_place *place, struct tly_coordinator *c, int ms)
 {
     if (pulse.health) {
         struct tly_health_news *n = &pulse.news;
@@ -282,16 +283,16 @@ static void stand_by(const struct tly_place *place, struct tly_coordinator *c, i
         snprintf(n->job, sizeof n->job, "%s", place->job);
         tly_health_tell(pulse.health, n);
     }
-    pause_ms(ms);
+    tallyd_pause_ms(ms);
 }
 
 /* Where to listen: as rank 0 would (src/comm/comm.c, coordinate). */
-static int find_own_address(const struct tly_place *place, struct sockaddr_storage *out)
+static int tallyd_find_own_address(const struct tly_place *place, struct sockaddr_storage *out)
 {
     struct tly_addresses to;
     int err;
     while ((err = tly_place_resolve(place, &to)) == -EAGAIN && !asked_to_stop)
-        stand_by(place, NULL, 500);
+        tallyd_stand_by(place, NULL, 500);
     if (err)
         return err;
     if (!tly_place_take_own(place, &to, out))
@@ -301,13 +302,13 @@ static int find_own_address(const struct tly_place *place, struct sockaddr_stora
 }
 
 /* A coordinator apart from rank 0, for job after job.  If it ends the job that runs goes on, and another may take over. */
-static int coordinate(struct tly_place *place, const struct tly_params *params, bool once)
+static int tallyd_coordinate(struct tly_place *place, const struct tly_params *params, bool once)
 {
     struct sockaddr_storage at;
     char text[80];
     if (!place->job[0])
         snprintf(place->job, sizeof place->job, "default");
-    int err = find_own_address(place, &at);
+    int err = tallyd_find_own_address(place, &at);
     if (err)
         return err;
     tly_address_text(&at, text, sizeof text);
@@ -315,14 +316,14 @@ static int coordinate(struct tly_place *place, const struct tly_params *params, 
         struct tly_coordinator *c;
         err = tly_coordinator_create(place, params, &at, -1, true, &c);
         for (int i = 0; err == -EADDRINUSE && i < 50 && !asked_to_stop; i++) {
-            stand_by(place, NULL, 100); /* the one before may be about to end */
+            tallyd_stand_by(place, NULL, 100); /* the one before may be about to end */
             err = tly_coordinator_create(place, params, &at, -1, true, &c);
         }
         if (err)
             return err;
         tly_info("tallyd", "coordinating job '%s' at %s", place->job, text);
         while (!asked_to_stop && !tly_coordinator_is_over(c))
-            stand_by(place, c, 50);
+            tallyd_stand_by(place, c, 50);
         tly_coordinator_destroy(c, 0);
     } while (!asked_to_stop && !once);
     return 0;
@@ -348,7 +349,7 @@ struct command {
 };
 
 /* An exit status, or -1: go on. */
-static int parse(int argc, char **argv, struct command *c)
+static int tallyd_parse(int argc, char **argv, struct command *c)
 {
     int count = 0, o;
     while ((o = getopt_long(argc, argv, "hv", options, NULL)) != -1) {
@@ -371,14 +372,14 @@ static int parse(int argc, char **argv, struct command *c)
             printf("tallyd %s\n", TALLY_VERSION);
             return 0;
         } else {
-            usage(o == 'h' ? stdout : stderr);
+            tallyd_usage(o == 'h' ? stdout : stderr);
             return o == 'h' ? 0 : 2;
         }
     }
     if (optind == argc)
         return -1;
     fprintf(stderr, "tallyd: unexpected argument '%s'\n", argv[optind]);
-    usage(stderr);
+    tallyd_usage(stderr);
     return 2;
 }
 
@@ -386,7 +387,7 @@ static int parse(int argc, char **argv, struct command *c)
  *
  * With `once` a tallyd that was put out of its job comes again while there is a coordinator.  When none answers for as long as
  * a silent rank may live, the job has ended without it. */
-static int serve_jobs(struct tly_place *place, struct tly_params *params, bool once)
+static int tallyd_serve_jobs(struct tly_place *place, struct tly_params *params, bool once)
 {
     int err;
     unsigned late = 0;
@@ -394,7 +395,7 @@ static int serve_jobs(struct tly_place *place, struct tly_params *params, bool o
     char told[TLY_SENTENCE] = "";
     do {
         bool served = false;
-        err = job(place, params, once && was_in ? params->dead_timeout : -1, &served);
+        err = tallyd_job(place, params, once && was_in ? params->dead_timeout : -1, &served);
         if (once && (err == -ESHUTDOWN || (was_in && !served && err == -ETIMEDOUT))) {
             tly_info("tallyd", "the job has ended without this tallyd (%s)", tly_error());
             return 0;
@@ -423,7 +424,7 @@ int main(int argc, char **argv)
     struct tly_params params;
     struct tly_place place;
     char why[TLY_SENTENCE];
-    int status = parse(argc, argv, &c);
+    int status = tallyd_parse(argc, argv, &c);
     if (status >= 0)
         return status;
     if (sodium_init() < 0 || tly_params_load(&params, c.settings, why, sizeof why) != 0) {
@@ -434,16 +435,17 @@ int main(int argc, char **argv)
         fprintf(stderr, "tallyd: %s\n", tly_error());
         return 2;
     }
-    forget_secret(&params);
+    tallyd_forget_secret(&params);
     if (c.health && tly_health_start(c.health, &pulse.health) != 0) {
         fprintf(stderr, "tallyd: --health: %s\n", tly_error());
         return 2;
     }
-    struct sigaction act = {.sa_handler = on_signal};
+    struct sigaction act = {.sa_handler = tallyd_on_signal};
     sigaction(SIGTERM, &act, NULL);
     sigaction(SIGINT, &act, NULL);
     signal(SIGPIPE, SIG_IGN);
-    int err = c.coordinator ? coordinate(&place, &params, c.once) : serve_jobs(&place, &params, c.once);
+    int err = c.coordinator ? tallyd_coordinate(&place, &params, c.once)
+                            : tallyd_serve_jobs(&place, &params, c.once);
     if (err && c.coordinator)
         fprintf(stderr, "tallyd: %s\n", tly_error());
     tly_health_stop(pulse.health);
