@@ -15,7 +15,7 @@
 
 enum { DEEPEST = 4, PATH_BYTES = 512 };
 
-static uint64_t speed(const char *folder, const char *name)
+static uint64_t card_speed(const char *folder, const char *name)
 {
     char path[PATH_BYTES];
     long long mbits = 0;
@@ -28,25 +28,26 @@ static uint64_t speed(const char *folder, const char *name)
     return read && mbits > 0 && mbits <= 1000000000 ? (uint64_t)mbits * 1000000 : 0;
 }
 
-static bool has(const char *folder, const char *name, const char *entry)
+static bool card_has(const char *folder, const char *name, const char *entry)
 {
     char path[PATH_BYTES];
     snprintf(path, sizeof path, "%s/%s/%s", folder, name, entry);
     return access(path, F_OK) == 0;
 }
 
-static uint64_t rate_of(const char *folder, const char *name, int depth)
+static uint64_t card_rate_of(const char *folder, const char *name, int depth)
 {
     char path[PATH_BYTES];
     uint64_t best = 0;
-    if (has(folder, name, "device") || has(folder, name, "bonding"))
-        return speed(folder, name);
+    if (card_has(folder, name, "device") || card_has(folder, name, "bonding"))
+        return card_speed(folder, name);
     snprintf(path, sizeof path, "%s/%s", folder, name);
     DIR *entries = depth < DEEPEST ? opendir(path) : NULL;
     if (!entries)
         return 0;
     for (const struct dirent *e; (e = readdir(entries));) {
-        uint64_t rate = strncmp(e->d_name, "lower_", 6) == 0 ? rate_of(folder, e->d_name + 6, depth + 1) : 0;
+        uint64_t rate =
+            strncmp(e->d_name, "lower_", 6) == 0 ? card_rate_of(folder, e->d_name + 6, depth + 1) : 0;
         if (rate > best)
             best = rate;
     }
@@ -56,10 +57,10 @@ static uint64_t rate_of(const char *folder, const char *name, int depth)
 
 uint64_t tly_card_rate_of(const char *folder, const char *interface)
 {
-    return rate_of(folder, interface, 0);
+    return card_rate_of(folder, interface, 0);
 }
 
-static bool same_address(const struct sockaddr *a, const struct sockaddr_storage *b)
+static bool card_same_address(const struct sockaddr *a, const struct sockaddr_storage *b)
 {
     if (!a || a->sa_family != b->ss_family)
         return false;
@@ -77,7 +78,7 @@ uint64_t tly_card_rate(const struct sockaddr_storage *own)
     if (getifaddrs(&list) != 0)
         return 0;
     for (const struct ifaddrs *i = list; i; i = i->ifa_next)
-        if (same_address(i->ifa_addr, own)) {
+        if (card_same_address(i->ifa_addr, own)) {
             rate = tly_card_rate_of("/sys/class/net", i->ifa_name);
             break;
         }
@@ -108,7 +109,7 @@ uint64_t tly_card_rdma_rate_of(const char *folder, const char *device)
 }
 
 /* The fastest of the entries in a folder, each as `rate` has it. */
-static uint64_t fastest_in(const char *folder, uint64_t (*rate)(const char *folder, const char *name))
+static uint64_t card_fastest_in(const char *folder, uint64_t (*rate)(const char *folder, const char *name))
 {
     uint64_t best = 0;
     DIR *entries = opendir(folder);
@@ -130,16 +131,16 @@ uint64_t tly_card_device_rate_of(const char *folder, const char *address)
     int device = (int)strcspn(address, ".");
     for (int function = 0; function < 8; function++) {
         snprintf(path, sizeof path, "%s/%.*s.%d/net", folder, device, address, function);
-        uint64_t net = fastest_in(path, speed);
+        uint64_t net = card_fastest_in(path, card_speed);
         snprintf(path, sizeof path, "%s/%.*s.%d/infiniband", folder, device, address, function);
-        uint64_t rdma = fastest_in(path, tly_card_rdma_rate_of);
+        uint64_t rdma = card_fastest_in(path, tly_card_rdma_rate_of);
         best = net > best ? net : best;
         best = rdma > best ? rdma : best;
     }
     return best;
 }
 
-static double number_in(const char *folder, const char *address, const char *name)
+static double card_number_in(const char *folder, const char *address, const char *name)
 {
     char path[PATH_BYTES];
     double number = 0;
@@ -153,8 +154,8 @@ static double number_in(const char *folder, const char *address, const char *nam
 
 double tly_card_bus_rate_of(const char *folder, const char *address)
 {
-    double speed = number_in(folder, address, "max_link_speed"); /* "16.0 GT/s PCIe" a lane */
-    double width = number_in(folder, address, "max_link_width");
+    double speed = card_number_in(folder, address, "max_link_speed"); /* "16.0 GT/s PCIe" a lane */
+    double width = card_number_in(folder, address, "max_link_width");
     /* 8 of 10 bits are bytes up to 5 GT/s, 128 of 130 beyond.  Where there is no link the width is 255. */
     return width > 32 ? 0 : speed * 1e9 / 8 * (speed <= 5 ? 0.8 : 128.0 / 130) * width;
 }

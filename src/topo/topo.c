@@ -18,7 +18,7 @@ static hwloc_bitmap_t allowed;
 static bool loaded;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void load(void)
+static void topo_load(void)
 {
     if (hwloc_topology_init(&topology) != 0)
         return;
@@ -30,7 +30,7 @@ static void load(void)
 /* --- how many cores -------------------------------------------------------------------------------------- */
 
 /* Numbers from a file of one line: how many there are, 0 also for the word "max". */
-static int read_numbers(const char *path, long long *first, long long *second)
+static int topo_read_numbers(const char *path, long long *first, long long *second)
 {
     FILE *f = fopen(path, "re");
     if (!f)
@@ -41,7 +41,7 @@ static int read_numbers(const char *path, long long *first, long long *second)
 }
 
 /* Does a line of /proc/self/cgroup, "NUMBER:CONTROLLERS:PATH", speak of this controller? */
-static bool rules(const char *controllers, size_t length, const char *what)
+static bool topo_rules(const char *controllers, size_t length, const char *what)
 {
     if (length == 0) /* version 2 */
         return true;
@@ -52,8 +52,8 @@ static bool rules(const char *controllers, size_t length, const char *what)
 }
 
 /* look(user, folder) for this process's group of a controller and those above it. */
-static void each_group(const char *root, const char *what, void (*look)(void *user, const char *folder),
-                       void *user)
+static void topo_each_group(const char *root, const char *what, void (*look)(void *user, const char *folder),
+                            void *user)
 {
     char line[PATH_MAX], folder[PATH_MAX];
     snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root);
@@ -62,7 +62,7 @@ static void each_group(const char *root, const char *what, void (*look)(void *us
         return;
     while (fgets(line, sizeof line, f)) {
         char *controllers = strchr(line, ':'), *path = controllers ? strchr(++controllers, ':') : NULL;
-        if (!path || !rules(controllers, (size_t)(path - controllers), what))
+        if (!path || !topo_rules(controllers, (size_t)(path - controllers), what))
             continue;
         bool second = path == controllers;
         path[strcspn(path, "\n")] = 0;
@@ -80,18 +80,18 @@ static void each_group(const char *root, const char *what, void (*look)(void *us
 }
 
 /* The quota of one group, in cores, lowers the least that is known; 0: none. */
-static void look_at_quota(void *user, const char *folder)
+static void topo_look_at_quota(void *user, const char *folder)
 {
     char path[PATH_MAX + 32];
     long long us, period, none;
     int *least = user;
     snprintf(path, sizeof path, "%s/cpu.max", folder); /* "QUOTA PERIOD" or "max PERIOD" */
-    bool limited = read_numbers(path, &us, &period) == 2;
+    bool limited = topo_read_numbers(path, &us, &period) == 2;
     if (!limited) { /* version 1: -1 for none */
         snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
-        limited = read_numbers(path, &us, &none) >= 1;
+        limited = topo_read_numbers(path, &us, &none) >= 1;
         snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
-        limited = limited && read_numbers(path, &period, &none) >= 1;
+        limited = limited && topo_read_numbers(path, &period, &none) >= 1;
     }
     int cores = limited && us > 0 && period > 0 ? (int)((us + period - 1) / period) : 0;
     if (cores && (!*least || cores < *least))
@@ -101,12 +101,12 @@ static void look_at_quota(void *user, const char *folder)
 int tly_topo_quota(const char *root)
 {
     int least = 0;
-    each_group(root, "cpu", look_at_quota, &least);
+    topo_each_group(root, "cpu", topo_look_at_quota, &least);
     return least;
 }
 
 /* Pages of files, which a group gives back before it meets its limit; version 1 counts those of groups below apart. */
-static long long of_files(const char *folder)
+static long long topo_of_files(const char *folder)
 {
     static const char *const names[] = {"total_inactive_file ", "total_active_file ", "inactive_file ",
                                         "active_file "};
@@ -124,7 +124,7 @@ static long long of_files(const char *folder)
     return (found[from] > 0 ? found[from] : 0) + (found[from + 1] > 0 ? found[from + 1] : 0);
 }
 
-static void look_at_memory(void *user, const char *folder)
+static void topo_look_at_memory(void *user, const char *folder)
 {
     static const char *const limits[] = {"memory.max", "memory.limit_in_bytes"};
     static const char *const used[] = {"memory.current", "memory.usage_in_bytes"};
@@ -133,14 +133,14 @@ static void look_at_memory(void *user, const char *folder)
     struct tly_topo_memory *least = user;
     for (int version = 0; version < 2; version++) {
         snprintf(path, sizeof path, "%s/%s", folder, limits[version]);
-        if (read_numbers(path, &limit, &none) < 1)
+        if (topo_read_numbers(path, &limit, &none) < 1)
             continue; /* "max" is no number */
         if (limit >= 0 && (uint64_t)limit < least->limit)
             least->limit = (uint64_t)limit;
         snprintf(path, sizeof path, "%s/%s", folder, used[version]);
-        if (read_numbers(path, &now, &none) < 1)
+        if (topo_read_numbers(path, &now, &none) < 1)
             continue;
-        long long room = limit - now + of_files(folder);
+        long long room = limit - now + topo_of_files(folder);
         room = room < 0 ? 0 : room;
         if ((uint64_t)room < least->room)
             least->room = (uint64_t)room;
@@ -150,13 +150,13 @@ static void look_at_memory(void *user, const char *folder)
 struct tly_topo_memory tly_topo_memory(const char *root)
 {
     struct tly_topo_memory least = {UINT64_MAX, UINT64_MAX};
-    each_group(root, "memory", look_at_memory, &least);
+    topo_each_group(root, "memory", topo_look_at_memory, &least);
     return least;
 }
 
 int tly_topo_cores(void)
 {
-    pthread_once(&once, load);
+    pthread_once(&once, topo_load);
     int cores = 0, limit = tly_topo_quota("");
     for (hwloc_obj_t core = NULL;
          loaded && (core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core));)
@@ -168,7 +168,7 @@ int tly_topo_cores(void)
 
 /* --- where ------------------------------------------------------------------------------------------------- */
 
-static bool same_address(const struct sockaddr *a, const struct sockaddr *b)
+static bool topo_same_address(const struct sockaddr *a, const struct sockaddr *b)
 {
     if (!a || !b || a->sa_family != b->sa_family)
         return false;
@@ -187,10 +187,10 @@ int tly_topo_card(const struct sockaddr *address)
     if (getifaddrs(&all) != 0)
         return -1;
     for (struct ifaddrs *i = all; i; i = i->ifa_next)
-        if (same_address(i->ifa_addr, address)) {
+        if (topo_same_address(i->ifa_addr, address)) {
             char path[64 + IF_NAMESIZE];
             snprintf(path, sizeof path, "/sys/class/net/%s/device/numa_node", i->ifa_name);
-            if (read_numbers(path, &node, &none) < 1)
+            if (topo_read_numbers(path, &node, &none) < 1)
                 node = -1;
             break;
         }
@@ -198,13 +198,13 @@ int tly_topo_card(const struct sockaddr *address)
     return (int)node;
 }
 
-static hwloc_obj_t node_of(hwloc_obj_t core)
+static hwloc_obj_t topo_node_of(hwloc_obj_t core)
 {
     return hwloc_get_numanode_obj_by_os_index(topology, (unsigned)hwloc_bitmap_first(core->nodeset));
 }
 
 /* A core to begin with: on node `home`, or where the caller runs, or any. */
-static hwloc_obj_t first_core(int home)
+static hwloc_obj_t topo_first_core(int home)
 {
     hwloc_bitmap_t here = hwloc_bitmap_alloc();
     hwloc_obj_t core = NULL, best = NULL;
@@ -223,13 +223,13 @@ static hwloc_obj_t first_core(int home)
 }
 
 /* The node of the index-th usable core, counted from the first one on, nearest first. */
-static hwloc_obj_t choose(int home, int index)
+static hwloc_obj_t topo_choose(int home, int index)
 {
-    pthread_once(&once, load);
+    pthread_once(&once, topo_load);
     if (!loaded || index < 0 || hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE) < 2)
         return NULL;
     int cores = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE), usable = 0;
-    hwloc_obj_t first = first_core(home), found = NULL;
+    hwloc_obj_t first = topo_first_core(home), found = NULL;
     hwloc_obj_t *near = first && cores > 0 ? calloc((size_t)cores, sizeof *near) : NULL;
     if (!near)
         return NULL;
@@ -239,20 +239,20 @@ static hwloc_obj_t choose(int home, int index)
         if (hwloc_bitmap_intersects(near[i]->cpuset, allowed))
             near[usable++] = near[i];
     if (usable)
-        found = node_of(near[index % usable]);
+        found = topo_node_of(near[index % usable]);
     free(near);
     return found;
 }
 
 int tly_topo_node(int home, int index)
 {
-    hwloc_obj_t node = choose(home, index);
+    hwloc_obj_t node = topo_choose(home, index);
     return node ? (int)node->os_index : -1;
 }
 
 void tly_topo_place(int home, int index)
 {
-    hwloc_obj_t node = choose(home, index);
+    hwloc_obj_t node = topo_choose(home, index);
     hwloc_bitmap_t set = node ? hwloc_bitmap_alloc() : NULL;
     if (set) {
         hwloc_bitmap_and(set, node->cpuset, allowed);
