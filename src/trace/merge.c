@@ -40,7 +40,7 @@ struct run {
     const struct tly_slice *from, *to;
 };
 
-static struct run find_run(const struct tly_process *p, enum tly_row row, uint32_t peer)
+static struct run merge_find_run(const struct tly_process *p, enum tly_row row, uint32_t peer)
 {
     size_t edge[2];
     for (int upper = 0; upper < 2; upper++) {
@@ -59,7 +59,7 @@ static struct run find_run(const struct tly_process *p, enum tly_row row, uint32
     return p->slice_count ? (struct run){p->slices + edge[0], p->slices + edge[1]} : (struct run){NULL, NULL};
 }
 
-static int compare(const struct tly_slice *a, const struct tly_slice *b)
+static int merge_compare(const struct tly_slice *a, const struct tly_slice *b)
 {
     if (a->key != b->key)
         return a->key < b->key ? -1 : 1;
@@ -70,21 +70,21 @@ static int compare(const struct tly_slice *a, const struct tly_slice *b)
 
 /* Take the slices of one part from the front of a run; NULL if it was there more than once (sent again: which
  * of them met which of the other end's is not known). */
-static const struct tly_slice *take(struct run *r)
+static const struct tly_slice *merge_take(struct run *r)
 {
     const struct tly_slice *first = r->from++;
     bool alone = true;
-    for (; r->from < r->to && compare(first, r->from) == 0; r->from++)
+    for (; r->from < r->to && merge_compare(first, r->from) == 0; r->from++)
         alone = false;
     return alone ? first : NULL;
 }
 
-static int64_t least_delay(struct run sent, struct run came)
+static int64_t merge_least_delay(struct run sent, struct run came)
 {
     int64_t least = far;
     while (sent.from < sent.to && came.from < came.to) {
-        int c = compare(sent.from, came.from);
-        const struct tly_slice *s = c <= 0 ? take(&sent) : NULL, *r = c >= 0 ? take(&came) : NULL;
+        int c = merge_compare(sent.from, came.from);
+        const struct tly_slice *s = c <= 0 ? merge_take(&sent) : NULL, *r = c >= 0 ? merge_take(&came) : NULL;
         if (s && r && r->from - s->from < least)
             least = r->from - s->from;
     }
@@ -114,14 +114,14 @@ int tly_timeline_check(const struct tly_timeline *t, size_t *which, char *why, s
     return 0;
 }
 
-static void note(struct graph *g, size_t u, size_t v, int64_t delay)
+static void merge_note(struct graph *g, size_t u, size_t v, int64_t delay)
 {
     int64_t *w = &g->least[g->clock[u] * g->count + g->clock[v]];
     if (delay < *w)
         *w = delay;
 }
 
-static int make_graph(struct graph *g, struct tly_timeline *t)
+static int merge_make_graph(struct graph *g, struct tly_timeline *t)
 {
     g->count = t->count;
     g->least = malloc(t->count * t->count * sizeof *g->least);
@@ -142,18 +142,18 @@ static int make_graph(struct graph *g, struct tly_timeline *t)
             const struct tly_process *rank = &t->processes[i], *service = &t->processes[j];
             if (rank->service || !service->service || g->clock[i] == g->clock[j])
                 continue;
-            note(g, i, j,
-                 least_delay(find_run(rank, TLY_ROW_SEND, service->index),
-                             find_run(service, TLY_ROW_PUSH, rank->index)));
-            note(g, j, i,
-                 least_delay(find_run(service, TLY_ROW_ANSWER, rank->index),
-                             find_run(rank, TLY_ROW_RESULT, service->index)));
+            merge_note(g, i, j,
+                       merge_least_delay(merge_find_run(rank, TLY_ROW_SEND, service->index),
+                                         merge_find_run(service, TLY_ROW_PUSH, rank->index)));
+            merge_note(g, j, i,
+                       merge_least_delay(merge_find_run(service, TLY_ROW_ANSWER, rank->index),
+                                         merge_find_run(rank, TLY_ROW_RESULT, service->index)));
         }
     return 0;
 }
 
 /* Shortest paths from clock `root`, or to it.  False: a cycle is negative. */
-static bool paths(const struct graph *g, size_t root, bool backwards, int64_t slack, length *from)
+static bool merge_paths(const struct graph *g, size_t root, bool backwards, int64_t slack, length *from)
 {
     for (size_t i = 0; i < g->count; i++)
         from[i] = far;
@@ -174,9 +174,9 @@ static bool paths(const struct graph *g, size_t root, bool backwards, int64_t sl
 }
 
 /* The least slack without a negative cycle: by halving, to the nanosecond. */
-static int64_t find_slack(const struct graph *g, size_t root, length *from)
+static int64_t merge_find_slack(const struct graph *g, size_t root, length *from)
 {
-    if (paths(g, root, false, 0, from))
+    if (merge_paths(g, root, false, 0, from))
         return 0;
     int64_t low = 0, high = 0;
     for (size_t i = 0; i < g->count * g->count; i++)
@@ -184,7 +184,7 @@ static int64_t find_slack(const struct graph *g, size_t root, length *from)
             high = -g->least[i];
     while (high - low > 1) {
         int64_t mid = low + (high - low) / 2;
-        if (paths(g, root, false, mid, from))
+        if (merge_paths(g, root, false, mid, from))
             high = mid;
         else
             low = mid;
@@ -192,7 +192,7 @@ static int64_t find_slack(const struct graph *g, size_t root, length *from)
     return high;
 }
 
-static void shift(struct tly_process *p, int64_t by)
+static void merge_shift(struct tly_process *p, int64_t by)
 {
     p->from += by;
     p->to += by;
@@ -204,7 +204,7 @@ static void shift(struct tly_process *p, int64_t by)
         p->samples[i].at += by;
 }
 
-static int64_t earliest(const struct tly_timeline *t)
+static int64_t merge_earliest(const struct tly_timeline *t)
 {
     int64_t first = INT64_MAX;
     for (size_t i = 0; i < t->count; i++) {
@@ -230,14 +230,14 @@ int tly_timeline_merge(struct tly_timeline *t, int64_t *slack, size_t *which, ch
         if (!t->processes[i].service && t->processes[i].index == 0)
             first = i;
     length *upper = malloc(t->count * sizeof *upper), *lower = malloc(t->count * sizeof *lower);
-    err = upper && lower ? make_graph(&g, t) : -ENOMEM;
+    err = upper && lower ? merge_make_graph(&g, t) : -ENOMEM;
     if (err)
         snprintf(why, why_len, "out of memory");
     if (!err) {
         size_t root = g.clock[first];
-        *slack = find_slack(&g, root, upper);
-        paths(&g, root, false, *slack, upper);
-        paths(&g, root, true, *slack, lower);
+        *slack = merge_find_slack(&g, root, upper);
+        merge_paths(&g, root, false, *slack, upper);
+        merge_paths(&g, root, true, *slack, lower);
     }
     for (size_t i = 0; i < t->count && !err; i++) {
         length high = upper[g.clock[i]], low = -lower[g.clock[i]];
@@ -257,12 +257,12 @@ int tly_timeline_merge(struct tly_timeline *t, int64_t *slack, size_t *which, ch
         int64_t high = (int64_t)upper[g.clock[i]], low = -(int64_t)lower[g.clock[i]];
         p->offset = low + (high - low) / 2;
         p->error = (high - low + 1) / 2;
-        shift(p, -p->offset);
+        merge_shift(p, -p->offset);
     }
     if (!err) {
-        int64_t start = earliest(t);
+        int64_t start = merge_earliest(t);
         for (size_t i = 0; i < t->count; i++)
-            shift(&t->processes[i], -start);
+            merge_shift(&t->processes[i], -start);
     }
     free(g.least);
     free(g.clock);

@@ -20,7 +20,7 @@ struct scan {
     bool failed;
 };
 
-static bool starts(struct scan *s, const char *text)
+static bool trace_read_starts(struct scan *s, const char *text)
 {
     size_t len = strlen(text);
     if (s->failed || strncmp(s->at, text, len) != 0)
@@ -29,13 +29,13 @@ static bool starts(struct scan *s, const char *text)
     return true;
 }
 
-static void expect(struct scan *s, const char *text)
+static void trace_read_expect(struct scan *s, const char *text)
 {
-    if (!starts(s, text))
+    if (!trace_read_starts(s, text))
         s->failed = true;
 }
 
-static uint64_t number(struct scan *s, uint64_t most)
+static uint64_t trace_read_number(struct scan *s, uint64_t most)
 {
     uint64_t x = 0;
     if (s->failed || *s->at < '0' || *s->at > '9')
@@ -48,22 +48,22 @@ static uint64_t number(struct scan *s, uint64_t most)
 }
 
 /* A field that is there or not; `none`, the largest number of all, if it is not. */
-static uint32_t optional(struct scan *s, const char *field, uint32_t none)
+static uint32_t trace_read_optional(struct scan *s, const char *field, uint32_t none)
 {
-    return starts(s, field) ? (uint32_t)number(s, none - 1) : none;
+    return trace_read_starts(s, field) ? (uint32_t)trace_read_number(s, none - 1) : none;
 }
 
-static int64_t signed_number(struct scan *s)
+static int64_t trace_read_signed_number(struct scan *s)
 {
-    bool minus = starts(s, "-");
-    int64_t x = (int64_t)number(s, INT64_MAX / 4);
+    bool minus = trace_read_starts(s, "-");
+    int64_t x = (int64_t)trace_read_number(s, INT64_MAX / 4);
     return minus ? -x : x;
 }
 
-static int64_t read_time(struct scan *s)
+static int64_t trace_read_read_time(struct scan *s)
 {
-    int64_t us = (int64_t)number(s, INT64_MAX / 16000);
-    expect(s, ".");
+    int64_t us = (int64_t)trace_read_number(s, INT64_MAX / 16000);
+    trace_read_expect(s, ".");
     int64_t ns = 0;
     for (int i = 0; i < 3 && !s->failed; i++, s->at += !s->failed) {
         s->failed = *s->at < '0' || *s->at > '9';
@@ -72,16 +72,16 @@ static int64_t read_time(struct scan *s)
     return s->failed ? 0 : us * 1000 + ns;
 }
 
-static int hex_digit(char c)
+static int trace_read_hex_digit(char c)
 {
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-static uint64_t hex(struct scan *s, int digits)
+static uint64_t trace_read_hex(struct scan *s, int digits)
 {
     uint64_t x = 0;
     for (int i = 0; i < digits && !s->failed; i++, s->at += !s->failed) {
-        int d = hex_digit(*s->at);
+        int d = trace_read_hex_digit(*s->at);
         s->failed = d < 0;
         x = x << 4 | (unsigned)d;
     }
@@ -89,17 +89,17 @@ static uint64_t hex(struct scan *s, int digits)
 }
 
 /* A string; what is too long for `out` is cut. */
-static void text(struct scan *s, char *out, size_t len)
+static void trace_read_text(struct scan *s, char *out, size_t len)
 {
     size_t at = 0;
-    expect(s, "\"");
+    trace_read_expect(s, "\"");
     while (!s->failed && *s->at != '"') {
         char c = *s->at++;
         if (c == '\\' && (*s->at == '"' || *s->at == '\\')) {
             c = *s->at++;
         } else if (c == '\\') {
-            expect(s, "u00");
-            c = (char)hex(s, 2);
+            trace_read_expect(s, "u00");
+            c = (char)trace_read_hex(s, 2);
             s->failed |= c == 0; /* it would end the name */
         } else if ((unsigned char)c < 0x20) {
             s->failed = true; /* the end of the line, among others */
@@ -107,90 +107,90 @@ static void text(struct scan *s, char *out, size_t len)
         if (at + 1 < len)
             out[at++] = c;
     }
-    expect(s, "\"");
+    trace_read_expect(s, "\"");
     if (len)
         out[at] = '\0';
 }
 
-static void read_process(struct scan *s, struct tly_process *p)
+static void trace_read_read_process(struct scan *s, struct tly_process *p)
 {
-    expect(s, ",\"args\":{\"format\":");
-    s->failed |= number(s, UINT32_MAX) != TLY_TIMELINE_FORMAT;
-    expect(s, ",\"service\":");
-    p->service = number(s, 1);
-    expect(s, ",\"index\":");
-    p->index = (uint32_t)number(s, 999999);
-    p->rank = optional(s, ",\"rank\":", TLY_NO_PEER);
-    expect(s, ",\"job\":");
-    text(s, p->job, sizeof p->job);
-    expect(s, ",\"host\":");
-    text(s, p->host, sizeof p->host);
-    expect(s, ",\"machine\":");
-    text(s, p->machine, sizeof p->machine);
-    expect(s, ",\"clock\":");
-    text(s, p->clock, sizeof p->clock);
-    expect(s, ",\"start\":\"");
-    p->start = hex(s, 16);
-    expect(s, "\",\"incarnation\":\"");
-    p->incarnation = hex(s, 16);
-    expect(s, "\",\"from_ns\":");
-    p->from = signed_number(s);
-    expect(s, ",\"to_ns\":");
-    p->to = signed_number(s);
-    expect(s, ",\"lost\":");
-    p->lost = number(s, UINT64_MAX);
-    expect(s, ",\"offset_ns\":");
-    p->offset = signed_number(s);
-    expect(s, ",\"error_ns\":");
-    p->error = signed_number(s);
-    expect(s, "}}");
+    trace_read_expect(s, ",\"args\":{\"format\":");
+    s->failed |= trace_read_number(s, UINT32_MAX) != TLY_TIMELINE_FORMAT;
+    trace_read_expect(s, ",\"service\":");
+    p->service = trace_read_number(s, 1);
+    trace_read_expect(s, ",\"index\":");
+    p->index = (uint32_t)trace_read_number(s, 999999);
+    p->rank = trace_read_optional(s, ",\"rank\":", TLY_NO_PEER);
+    trace_read_expect(s, ",\"job\":");
+    trace_read_text(s, p->job, sizeof p->job);
+    trace_read_expect(s, ",\"host\":");
+    trace_read_text(s, p->host, sizeof p->host);
+    trace_read_expect(s, ",\"machine\":");
+    trace_read_text(s, p->machine, sizeof p->machine);
+    trace_read_expect(s, ",\"clock\":");
+    trace_read_text(s, p->clock, sizeof p->clock);
+    trace_read_expect(s, ",\"start\":\"");
+    p->start = trace_read_hex(s, 16);
+    trace_read_expect(s, "\",\"incarnation\":\"");
+    p->incarnation = trace_read_hex(s, 16);
+    trace_read_expect(s, "\",\"from_ns\":");
+    p->from = trace_read_signed_number(s);
+    trace_read_expect(s, ",\"to_ns\":");
+    p->to = trace_read_signed_number(s);
+    trace_read_expect(s, ",\"lost\":");
+    p->lost = trace_read_number(s, UINT64_MAX);
+    trace_read_expect(s, ",\"offset_ns\":");
+    p->offset = trace_read_signed_number(s);
+    trace_read_expect(s, ",\"error_ns\":");
+    p->error = trace_read_signed_number(s);
+    trace_read_expect(s, "}}");
 }
 
-static enum tly_row find_row(struct scan *s)
+static enum tly_row trace_read_find_row(struct scan *s)
 {
     for (int i = 0; i < TLY_ROWS; i++)
-        if (starts(s, tly_rows[i].name))
+        if (trace_read_starts(s, tly_rows[i].name))
             return (enum tly_row)i;
     s->failed = true;
     return 0;
 }
 
-static void read_slice(struct scan *s, const struct tly_process *p, struct tly_slice *out)
+static void trace_read_read_slice(struct scan *s, const struct tly_process *p, struct tly_slice *out)
 {
-    expect(s, ",\"tid\":");
-    number(s, UINT32_MAX);
-    expect(s, ",\"ts\":");
-    out->from = read_time(s);
-    expect(s, ",\"dur\":");
-    out->to = out->from + read_time(s);
-    expect(s, ",\"name\":");
-    text(s, NULL, 0);
-    expect(s, ",\"cat\":\"");
-    out->row = (uint8_t)find_row(s);
+    trace_read_expect(s, ",\"tid\":");
+    trace_read_number(s, UINT32_MAX);
+    trace_read_expect(s, ",\"ts\":");
+    out->from = trace_read_read_time(s);
+    trace_read_expect(s, ",\"dur\":");
+    out->to = out->from + trace_read_read_time(s);
+    trace_read_expect(s, ",\"name\":");
+    trace_read_text(s, NULL, 0);
+    trace_read_expect(s, ",\"cat\":\"");
+    out->row = (uint8_t)trace_read_find_row(s);
     s->failed |= tly_rows[out->row].service != p->service;
-    expect(s, "\",\"args\":{");
-    if (starts(s, "\"tensor\":")) {
-        text(s, NULL, 0);
-        expect(s, ",");
+    trace_read_expect(s, "\",\"args\":{");
+    if (trace_read_starts(s, "\"tensor\":")) {
+        trace_read_text(s, NULL, 0);
+        trace_read_expect(s, ",");
     }
-    expect(s, "\"key\":\"");
-    out->key = hex(s, 16);
-    expect(s, "\",\"round\":");
-    out->round = (uint32_t)number(s, UINT32_MAX);
-    out->part = optional(s, ",\"part\":", TLY_NO_PART);
-    out->peer = optional(s, ",\"peer\":", TLY_NO_PEER);
-    expect(s, ",\"bytes\":");
-    out->bytes = (uint32_t)number(s, UINT32_MAX);
-    expect(s, ",\"open\":");
-    out->open = number(s, 1);
-    expect(s, "}");
+    trace_read_expect(s, "\"key\":\"");
+    out->key = trace_read_hex(s, 16);
+    trace_read_expect(s, "\",\"round\":");
+    out->round = (uint32_t)trace_read_number(s, UINT32_MAX);
+    out->part = trace_read_optional(s, ",\"part\":", TLY_NO_PART);
+    out->peer = trace_read_optional(s, ",\"peer\":", TLY_NO_PEER);
+    trace_read_expect(s, ",\"bytes\":");
+    out->bytes = (uint32_t)trace_read_number(s, UINT32_MAX);
+    trace_read_expect(s, ",\"open\":");
+    out->open = trace_read_number(s, 1);
+    trace_read_expect(s, "}");
     if (tly_rows[out->row].waits) {
-        expect(s, ",\"id2\":{\"local\":\"0x");
-        while (hex_digit(*s->at) >= 0)
+        trace_read_expect(s, ",\"id2\":{\"local\":\"0x");
+        while (trace_read_hex_digit(*s->at) >= 0)
             s->at++;
-        expect(s, "\"}");
+        trace_read_expect(s, "\"}");
     }
-    expect(s, "}");
+    trace_read_expect(s, "}");
 }
 
 enum line { LINE_HEAD, LINE_NAME, LINE_SLICE, LINE_SAMPLE, LINE_END, LINE_SKIPPED };
@@ -201,18 +201,18 @@ struct reading {
     bool out_of_memory;
 };
 
-static void read_line(struct scan *s, struct reading *r)
+static void trace_read_read_line(struct scan *s, struct reading *r)
 {
     struct tly_slice slice = {0};
     struct tly_sample sample = {0};
     struct tly_process *p = r->p;
     char name[TLY_TIMELINE_NAME];
-    expect(s, "{\"ph\":\"");
+    trace_read_expect(s, "{\"ph\":\"");
     char type = *s->at;
     s->at += type != '\0';
-    expect(s, "\",\"pid\":");
-    uint32_t pid = (uint32_t)number(s, UINT32_MAX);
-    if (type == 'M' && starts(s, ",\"name\":\"tally_process\"")) {
+    trace_read_expect(s, "\",\"pid\":");
+    uint32_t pid = (uint32_t)trace_read_number(s, UINT32_MAX);
+    if (type == 'M' && trace_read_starts(s, ",\"name\":\"tally_process\"")) {
         if (p || r->t->count >= MOST_PROCESSES) {
             s->failed = true;
             return;
@@ -221,35 +221,36 @@ static void read_line(struct scan *s, struct reading *r)
         r->out_of_memory |= !p;
         if (p) {
             p->pid = pid;
-            read_process(s, p);
+            trace_read_read_process(s, p);
         }
-    } else if (type == 'M' && p && starts(s, ",\"name\":\"tally_tensor\",\"args\":{\"key\":\"")) {
-        uint64_t key = hex(s, 16);
-        expect(s, "\",\"name\":");
-        text(s, name, sizeof name);
-        expect(s, "}}");
+    } else if (type == 'M' && p && trace_read_starts(s, ",\"name\":\"tally_tensor\",\"args\":{\"key\":\"")) {
+        uint64_t key = trace_read_hex(s, 16);
+        trace_read_expect(s, "\",\"name\":");
+        trace_read_text(s, name, sizeof name);
+        trace_read_expect(s, "}}");
         if (!s->failed)
             r->out_of_memory |= tly_timeline_name(r->t, key, name) != 0;
-    } else if (type == 'M' && p && starts(s, ",\"name\":\"tally_end\",\"args\":{\"slices\":")) {
-        s->failed |= number(s, UINT64_MAX) != p->slice_count;
-        expect(s, ",\"samples\":");
-        s->failed |= number(s, UINT64_MAX) != p->sample_count;
-        expect(s, "}}");
+    } else if (type == 'M' && p && trace_read_starts(s, ",\"name\":\"tally_end\",\"args\":{\"slices\":")) {
+        s->failed |= trace_read_number(s, UINT64_MAX) != p->slice_count;
+        trace_read_expect(s, ",\"samples\":");
+        s->failed |= trace_read_number(s, UINT64_MAX) != p->sample_count;
+        trace_read_expect(s, "}}");
         r->p = NULL;
     } else if ((type == 'X' || type == 'b') && p) {
-        read_slice(s, p, &slice);
+        trace_read_read_slice(s, p, &slice);
         if (!s->failed)
             r->out_of_memory |= tly_timeline_slice(p, &slice) != 0;
     } else if (type == 'C' && p) {
-        expect(s, ",\"ts\":");
-        sample.at = read_time(s);
-        expect(s, ",\"name\":\"bytes in flight\",\"args\":{\"bytes\":");
-        sample.bytes = number(s, UINT64_MAX);
-        expect(s, "}}");
+        trace_read_expect(s, ",\"ts\":");
+        sample.at = trace_read_read_time(s);
+        trace_read_expect(s, ",\"name\":\"bytes in flight\",\"args\":{\"bytes\":");
+        sample.bytes = trace_read_number(s, UINT64_MAX);
+        trace_read_expect(s, "}}");
         if (!s->failed)
             r->out_of_memory |= tly_timeline_sample(p, &sample) != 0;
     } else if ((type == 'M' && p &&
-                (starts(s, ",\"name\":\"process_") || starts(s, ",\"name\":\"thread_"))) ||
+                (trace_read_starts(s, ",\"name\":\"process_") ||
+                 trace_read_starts(s, ",\"name\":\"thread_"))) ||
                (type == 'e' && p)) {
         while (*s->at && strcmp(s->at, ",") != 0) /* for the viewer alone */
             s->at++;
@@ -294,8 +295,8 @@ int tly_timeline_read(FILE *in, struct tly_timeline *t, char *why, size_t why_le
         }
         s.failed |= ended || !more || len == 0;
         if (!s.failed)
-            read_line(&s, &r);
-        more = starts(&s, ",");
+            trace_read_read_line(&s, &r);
+        more = trace_read_starts(&s, ",");
         s.failed |= *s.at != '\0' || (r.p && !more);
         if (s.failed || r.out_of_memory) {
             err = r.out_of_memory ? -ENOMEM : feof(in) ? -ENODATA : -EINVAL;

@@ -63,7 +63,7 @@ struct tly_process *tly_timeline_add(struct tly_timeline *t)
 }
 
 /* Room for one more. */
-static int grow(void **array, size_t count, size_t *room, size_t size)
+static int timeline_grow(void **array, size_t count, size_t *room, size_t size)
 {
     if (count < *room)
         return 0;
@@ -78,7 +78,7 @@ static int grow(void **array, size_t count, size_t *room, size_t size)
 
 int tly_timeline_slice(struct tly_process *p, const struct tly_slice *s)
 {
-    if (grow((void **)&p->slices, p->slice_count, &p->slice_room, sizeof *s) != 0)
+    if (timeline_grow((void **)&p->slices, p->slice_count, &p->slice_room, sizeof *s) != 0)
         return -ENOMEM;
     p->slices[p->slice_count++] = *s;
     return 0;
@@ -86,7 +86,7 @@ int tly_timeline_slice(struct tly_process *p, const struct tly_slice *s)
 
 int tly_timeline_sample(struct tly_process *p, const struct tly_sample *s)
 {
-    if (grow((void **)&p->samples, p->sample_count, &p->sample_room, sizeof *s) != 0)
+    if (timeline_grow((void **)&p->samples, p->sample_count, &p->sample_room, sizeof *s) != 0)
         return -ENOMEM;
     p->samples[p->sample_count++] = *s;
     return 0;
@@ -95,7 +95,7 @@ int tly_timeline_sample(struct tly_process *p, const struct tly_sample *s)
 int tly_timeline_name(struct tly_timeline *t, uint64_t key, const char *name)
 {
     char *copy = strdup(name);
-    if (!copy || grow((void **)&t->names, t->name_count, &t->name_room, sizeof *t->names) != 0) {
+    if (!copy || timeline_grow((void **)&t->names, t->name_count, &t->name_room, sizeof *t->names) != 0) {
         free(copy);
         return -ENOMEM;
     }
@@ -120,7 +120,7 @@ void tly_process_title(const struct tly_process *p, char *out, size_t len)
     if ((a) != (b)) \
     return (a) < (b) ? -1 : 1
 
-static int by_time(const void *x, const void *y)
+static int timeline_by_time(const void *x, const void *y)
 {
     const struct tly_slice *a = x, *b = y;
     ORDER(a->row, b->row);
@@ -132,7 +132,7 @@ static int by_time(const void *x, const void *y)
     return 0;
 }
 
-static int by_part(const void *x, const void *y)
+static int timeline_by_part(const void *x, const void *y)
 {
     const struct tly_slice *a = x, *b = y;
     ORDER(a->row, b->row);
@@ -144,7 +144,7 @@ static int by_part(const void *x, const void *y)
     return 0;
 }
 
-static int by_key(const void *x, const void *y)
+static int timeline_by_key(const void *x, const void *y)
 {
     const struct tly_name *a = x, *b = y;
     ORDER(a->key, b->key);
@@ -154,16 +154,16 @@ static int by_key(const void *x, const void *y)
 void tly_process_sort(struct tly_process *p, bool time)
 {
     if (p->slice_count)
-        qsort(p->slices, p->slice_count, sizeof *p->slices, time ? by_time : by_part);
+        qsort(p->slices, p->slice_count, sizeof *p->slices, time ? timeline_by_time : timeline_by_part);
 }
 
 /* Sort the names, one for each key. */
-static void sort_names(struct tly_timeline *t)
+static void timeline_sort_names(struct tly_timeline *t)
 {
     size_t kept = 0;
     if (t->names_sorted || !t->name_count)
         return;
-    qsort(t->names, t->name_count, sizeof *t->names, by_key);
+    qsort(t->names, t->name_count, sizeof *t->names, timeline_by_key);
     for (size_t i = 0; i < t->name_count; i++) {
         if (kept && t->names[kept - 1].key == t->names[i].key)
             free(t->names[i].name);
@@ -177,7 +177,7 @@ static void sort_names(struct tly_timeline *t)
 /* --- writing ------------------------------------------------------------------------------------- */
 
 /* Length of the UTF-8 sequence at s; 0 if it is none. */
-static size_t utf8(const unsigned char *s)
+static size_t timeline_utf8(const unsigned char *s)
 {
     size_t n = s[0] < 0x80 ? 1 : s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3 : 4;
     if (s[0] > 0xf4 || (s[0] >= 0x80 && s[0] < 0xc2))
@@ -190,11 +190,11 @@ static size_t utf8(const unsigned char *s)
     return overlong || beyond ? 0 : n;
 }
 
-static void write_text(FILE *out, const char *text)
+static void timeline_write_text(FILE *out, const char *text)
 {
     putc('"', out);
     for (const unsigned char *s = (const unsigned char *)text; *s;) {
-        size_t n = utf8(s);
+        size_t n = timeline_utf8(s);
         if (n == 0) {
             putc('?', out); /* no text in any JSON */
             n = 1;
@@ -211,13 +211,13 @@ static void write_text(FILE *out, const char *text)
 }
 
 /* Microseconds, to the nanosecond. */
-static void write_time(FILE *out, const char *field, int64_t ns)
+static void timeline_write_time(FILE *out, const char *field, int64_t ns)
 {
     fprintf(out, ",\"%s\":%" PRId64 ".%03d", field, ns / 1000, (int)(ns % 1000));
 }
 
 /* One for each rank, service, and service that has had the same place before. */
-static uint32_t find_pid(const struct tly_timeline *t, size_t i)
+static uint32_t timeline_find_pid(const struct tly_timeline *t, size_t i)
 {
     const struct tly_process *p = &t->processes[i], *q = t->processes;
     uint32_t life = p->service;
@@ -226,46 +226,46 @@ static uint32_t find_pid(const struct tly_timeline *t, size_t i)
     return 1 + p->index + life * LIFE_PID;
 }
 
-static void write_meta(FILE *out, const struct tly_process *p, const char *name)
+static void timeline_write_meta(FILE *out, const struct tly_process *p, const char *name)
 {
     fprintf(out, "{\"ph\":\"M\",\"pid\":%u,\"name\":\"%s\"", p->pid, name);
 }
 
-static void write_head(FILE *out, const struct tly_process *p)
+static void timeline_write_head(FILE *out, const struct tly_process *p)
 {
     char title[128];
-    write_meta(out, p, "tally_process");
+    timeline_write_meta(out, p, "tally_process");
     fprintf(out, ",\"args\":{\"format\":%d,\"service\":%d,\"index\":%u", TLY_TIMELINE_FORMAT, p->service,
             p->index);
     if (p->rank != TLY_NO_PEER)
         fprintf(out, ",\"rank\":%u", p->rank);
     fprintf(out, ",\"job\":");
-    write_text(out, p->job);
+    timeline_write_text(out, p->job);
     fprintf(out, ",\"host\":");
-    write_text(out, p->host);
+    timeline_write_text(out, p->host);
     fprintf(out, ",\"machine\":");
-    write_text(out, p->machine);
+    timeline_write_text(out, p->machine);
     fprintf(out, ",\"clock\":");
-    write_text(out, p->clock);
+    timeline_write_text(out, p->clock);
     fprintf(out,
             ",\"start\":\"%016" PRIx64 "\",\"incarnation\":\"%016" PRIx64 "\",\"from_ns\":%" PRId64
             ",\"to_ns\":%" PRId64 ",\"lost\":%" PRIu64 ",\"offset_ns\":%" PRId64 ",\"error_ns\":%" PRId64
             "}},\n",
             p->start, p->incarnation, p->from, p->to, p->lost, p->offset, p->error);
     tly_process_title(p, title, sizeof title);
-    write_meta(out, p, "process_name");
+    timeline_write_meta(out, p, "process_name");
     fprintf(out, ",\"args\":{\"name\":");
-    write_text(out, title);
+    timeline_write_text(out, title);
     fprintf(out, "}},\n");
-    write_meta(out, p, "process_sort_index");
+    timeline_write_meta(out, p, "process_sort_index");
     fprintf(out, ",\"args\":{\"sort_index\":%u}},\n", p->pid);
 }
 
-static void label(const struct tly_timeline *t, const struct tly_slice *s, char *out, size_t len)
+static void timeline_label(const struct tly_timeline *t, const struct tly_slice *s, char *out, size_t len)
 {
     struct tly_name want = {.key = s->key};
     const struct tly_name *n =
-        t->name_count ? bsearch(&want, t->names, t->name_count, sizeof want, by_key) : NULL;
+        t->name_count ? bsearch(&want, t->names, t->name_count, sizeof want, timeline_by_key) : NULL;
     char hex[20];
     snprintf(hex, sizeof hex, "%016" PRIx64, s->key);
     if (s->part == TLY_NO_PART)
@@ -274,7 +274,7 @@ static void label(const struct tly_timeline *t, const struct tly_slice *s, char 
         snprintf(out, len, "%s[%u]", n ? n->name : hex, s->part);
 }
 
-static void row_title(const struct tly_slice *s, char *out, size_t len)
+static void timeline_row_title(const struct tly_slice *s, char *out, size_t len)
 {
     if (tly_rows[s->row].peer)
         snprintf(out, len, "%s %s %u", tly_rows[s->row].name, tly_rows[s->row].peer, s->peer);
@@ -283,38 +283,38 @@ static void row_title(const struct tly_slice *s, char *out, size_t len)
 }
 
 /* The slices of one row and peer; sorted. */
-static void write_row(FILE *out, const struct tly_timeline *t, const struct tly_process *p,
-                      const struct tly_slice *s, size_t count, uint32_t *row_number, uint64_t *id)
+static void timeline_write_row(FILE *out, const struct tly_timeline *t, const struct tly_process *p,
+                               const struct tly_slice *s, size_t count, uint32_t *row_number, uint64_t *id)
 {
     int64_t end[LANES];
     uint32_t lanes = 0, first = *row_number;
     bool waits = tly_rows[s->row].waits;
     char text[TLY_TIMELINE_NAME + 16], title[64];
-    row_title(s, title, sizeof title);
+    timeline_row_title(s, title, sizeof title);
     for (size_t i = 0; i < count; i++, s++) {
         uint32_t lane = 0;
         while (lane < lanes && end[lane] > s->from)
             lane++;
         if (lane == lanes && lanes < LANES && !waits) {
-            write_meta(out, p, "thread_name");
+            timeline_write_meta(out, p, "thread_name");
             fprintf(out, ",\"tid\":%u,\"args\":{\"name\":\"%s\"}},\n", first + lane, title);
-            write_meta(out, p, "thread_sort_index");
+            timeline_write_meta(out, p, "thread_sort_index");
             fprintf(out, ",\"tid\":%u,\"args\":{\"sort_index\":%u}},\n", first + lane, first + lane);
             lanes++;
         }
         lane = lane < LANES ? lane : LANES - 1;
         end[lane] = s->to;
-        label(t, s, text, sizeof text);
+        timeline_label(t, s, text, sizeof text);
         fprintf(out, "{\"ph\":\"%c\",\"pid\":%u,\"tid\":%u", waits ? 'b' : 'X', p->pid,
                 waits ? 0 : first + lane);
-        write_time(out, "ts", s->from);
-        write_time(out, "dur", s->to - s->from);
+        timeline_write_time(out, "ts", s->from);
+        timeline_write_time(out, "dur", s->to - s->from);
         fprintf(out, ",\"name\":");
-        write_text(out, waits ? title : text);
+        timeline_write_text(out, waits ? title : text);
         fprintf(out, ",\"cat\":\"%s\",\"args\":{", tly_rows[s->row].name);
         if (waits) {
             fprintf(out, "\"tensor\":");
-            write_text(out, text);
+            timeline_write_text(out, text);
             putc(',', out);
         }
         fprintf(out, "\"key\":\"%016" PRIx64 "\",\"round\":%u", s->key, s->round);
@@ -329,7 +329,7 @@ static void write_row(FILE *out, const struct tly_timeline *t, const struct tly_
         }
         fprintf(out, ",\"id2\":{\"local\":\"0x%" PRIx64 "\"}},\n", ++*id);
         fprintf(out, "{\"ph\":\"e\",\"pid\":%u,\"tid\":0", p->pid);
-        write_time(out, "ts", s->to);
+        timeline_write_time(out, "ts", s->to);
         fprintf(out, ",\"name\":\"%s\",\"cat\":\"%s\",\"id2\":{\"local\":\"0x%" PRIx64 "\"}},\n", title,
                 tly_rows[s[0].row].name, *id);
     }
@@ -338,18 +338,18 @@ static void write_row(FILE *out, const struct tly_timeline *t, const struct tly_
 
 int tly_timeline_write(FILE *out, struct tly_timeline *t)
 {
-    sort_names(t);
+    timeline_sort_names(t);
     fprintf(out, "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n");
     for (size_t i = 0; i < t->count; i++) {
         struct tly_process *p = &t->processes[i];
         uint32_t row_number = 1;
         uint64_t id = 0;
-        p->pid = find_pid(t, i);
-        write_head(out, p);
+        p->pid = timeline_find_pid(t, i);
+        timeline_write_head(out, p);
         for (size_t n = 0; n < t->name_count && i == 0; n++) {
-            write_meta(out, p, "tally_tensor");
+            timeline_write_meta(out, p, "tally_tensor");
             fprintf(out, ",\"args\":{\"key\":\"%016" PRIx64 "\",\"name\":", t->names[n].key);
-            write_text(out, t->names[n].name);
+            timeline_write_text(out, t->names[n].name);
             fprintf(out, "}},\n");
         }
         tly_process_sort(p, true);
@@ -358,15 +358,15 @@ int tly_timeline_write(FILE *out, struct tly_timeline *t)
             for (to = from;
                  to < p->slice_count && p->slices[to].row == s->row && p->slices[to].peer == s->peer;)
                 to++;
-            write_row(out, t, p, s, to - from, &row_number, &id);
+            timeline_write_row(out, t, p, s, to - from, &row_number, &id);
         }
         for (size_t n = 0; n < p->sample_count; n++) {
             fprintf(out, "{\"ph\":\"C\",\"pid\":%u", p->pid);
-            write_time(out, "ts", p->samples[n].at);
+            timeline_write_time(out, "ts", p->samples[n].at);
             fprintf(out, ",\"name\":\"bytes in flight\",\"args\":{\"bytes\":%" PRIu64 "}},\n",
                     p->samples[n].bytes);
         }
-        write_meta(out, p, "tally_end");
+        timeline_write_meta(out, p, "tally_end");
         fprintf(out, ",\"args\":{\"slices\":%zu,\"samples\":%zu}}%s\n", p->slice_count, p->sample_count,
                 i + 1 < t->count ? "," : "");
     }

@@ -31,14 +31,14 @@ static const struct span {
     {TLY_ROW_CHANGE, TLY_AT_PREPARED, TLY_AT_COMMITTED},
 };
 
-static bool is_head(enum tly_stage s)
+static bool trace_is_head(enum tly_stage s)
 {
     return s == TLY_AT_SUBMITTED || s == TLY_AT_QUEUED || s == TLY_AT_OPENED || s == TLY_AT_ARRIVING ||
            s == TLY_AT_ANSWERING || s == TLY_AT_PREPARED;
 }
 
 /* The last stage of the chain that a stage belongs to. */
-static enum tly_stage chain_end(enum tly_stage s)
+static enum tly_stage trace_chain_end(enum tly_stage s)
 {
     return s <= TLY_AT_DONE       ? TLY_AT_DONE
            : s <= TLY_AT_LANDED   ? TLY_AT_LANDED
@@ -49,7 +49,7 @@ static enum tly_stage chain_end(enum tly_stage s)
 }
 
 /* All processes of one boot of a kernel have one monotonic clock, but for those in a time namespace of their own. */
-static void find_clock(char *out, size_t len)
+static void trace_find_clock(char *out, size_t len)
 {
     struct stat st = {0};
     char boot[40];
@@ -83,7 +83,7 @@ struct tly_trace *tly_trace_create(const char *prefix, uint64_t bytes, const str
     t->mask = room - 1;
     t->who = *who;
     t->who.from = tly_now();
-    find_clock(t->who.clock, sizeof t->who.clock);
+    trace_find_clock(t->who.clock, sizeof t->who.clock);
     size_t len = strlen(prefix);
     if (len > 5 && strcmp(prefix + len - 5, ".json") == 0)
         len -= 5;
@@ -126,40 +126,40 @@ void tly_trace_put(struct tly_trace *t, const struct tly_stamp *s)
     return (a) < (b) ? -1 : 1
 
 /* By part, and within it by chain and time. */
-static int by_part(const void *x, const void *y)
+static int trace_by_part(const void *x, const void *y)
 {
     const struct tly_stamp *a = x, *b = y;
     ORDER(a->key, b->key);
     ORDER(a->round, b->round);
     ORDER(a->part, b->part);
     ORDER(a->peer, b->peer);
-    ORDER(chain_end(a->stage), chain_end(b->stage));
+    ORDER(trace_chain_end(a->stage), trace_chain_end(b->stage));
     ORDER(a->at, b->at);
     ORDER(a->stage, b->stage);
     return 0;
 }
 
-static int by_age(const void *x, const void *y)
+static int trace_by_age(const void *x, const void *y)
 {
     const struct tly_sample *a = x, *b = y;
     ORDER(a->at, b->at);
     return 0;
 }
 
-static bool same_chain(const struct tly_stamp *a, const struct tly_stamp *b)
+static bool trace_same_chain(const struct tly_stamp *a, const struct tly_stamp *b)
 {
     return a->key == b->key && a->round == b->round && a->part == b->part && a->peer == b->peer &&
-           chain_end(a->stage) == chain_end(b->stage);
+           trace_chain_end(a->stage) == trace_chain_end(b->stage);
 }
 
 /* Slices of the stamps of one chain; at[]: 0 where there is none. */
-static int add_slices(struct tly_process *p, const struct tly_stamp *s, const int64_t at[TLY_STAGES],
-                      int64_t end)
+static int trace_add_slices(struct tly_process *p, const struct tly_stamp *s, const int64_t at[TLY_STAGES],
+                            int64_t end)
 {
     for (size_t i = 0; i < sizeof spans / sizeof *spans; i++) {
         int64_t from = at[spans[i].from], to = at[spans[i].to];
         bool open = from && !to;
-        for (int later = spans[i].to + 1; open && later <= (int)chain_end(spans[i].from); later++)
+        for (int later = spans[i].to + 1; open && later <= (int)trace_chain_end(spans[i].from); later++)
             open = !at[later]; /* else its end was overwritten */
         if (!from || (!to && !open) || (to && to < from))
             continue; /* a result may begin to come before the push has ended: nobody waited */
@@ -199,28 +199,28 @@ int64_t tly_trace_slices(struct tly_trace *t, int64_t end, struct tly_process *o
         else
             sorted[n++] = s;
     }
-    qsort(sorted, n, sizeof *sorted, by_part);
+    qsort(sorted, n, sizeof *sorted, trace_by_part);
     if (out->sample_count)
-        qsort(out->samples, out->sample_count, sizeof *out->samples, by_age);
+        qsort(out->samples, out->sample_count, sizeof *out->samples, trace_by_age);
     for (size_t i = 0; i < n && !err;) {
         int64_t at[TLY_STAGES] = {0};
         size_t first = i;
-        for (; i < n && same_chain(&sorted[first], &sorted[i]); i++) {
+        for (; i < n && trace_same_chain(&sorted[first], &sorted[i]); i++) {
             int stage = sorted[i].stage;
-            if (at[stage] && is_head(stage))
+            if (at[stage] && trace_is_head(stage))
                 break;
             if (!at[stage])
                 at[stage] = sorted[i].at;
         }
-        err = add_slices(out, &sorted[first], at, end);
+        err = trace_add_slices(out, &sorted[first], at, end);
     }
     free(sorted);
     return err ? err : (int64_t)kept;
 }
 
 /* Names of all tensors that the slices are of. */
-static int add_names(struct tly_timeline *t, void (*name)(void *user, uint64_t key, char *out, size_t len),
-                     void *user)
+static int trace_add_names(struct tly_timeline *t,
+                           void (*name)(void *user, uint64_t key, char *out, size_t len), void *user)
 {
     struct tly_process *p = &t->processes[0];
     char text[NAME];
@@ -253,7 +253,7 @@ void tly_trace_write(struct tly_trace *t, void (*name)(void *user, uint64_t key,
     }
     int err = kept < 0 ? (int)kept : 0;
     if (!err && name)
-        err = add_names(&line, name, user);
+        err = trace_add_names(&line, name, user);
     FILE *out = err ? NULL : fopen(t->path, "we");
     if (!err && !out)
         err = -errno;
