@@ -125,7 +125,7 @@ int tly_address_parse(const char *host, uint16_t port, struct sockaddr_storage *
 }
 
 /* A name or an IPv4 address; or IPv6, perhaps with a scope ("fe80::1%eth0"). */
-static bool is_host(const char *host)
+static bool address_is_host(const char *host)
 {
     char address[INET6_ADDRSTRLEN];
     struct in6_addr ignored;
@@ -164,7 +164,7 @@ int tly_address_split(const char *text, char *host, size_t len, uint16_t *port)
     }
     memcpy(host, begin, (size_t)(end - begin));
     host[end - begin] = '\0';
-    if (!is_host(host))
+    if (!address_is_host(host))
         return -EINVAL;
     if (colon)
         *port = (uint16_t)v;

@@ -15,7 +15,7 @@
 enum { ACCEPTS_A_TURN = 64, MOST_SHAKING = 4096 };
 
 /* Nothing can be accepted now, and epoll would report that again and again: until the next tick it is not asked. */
-static void rest(struct tly_socket_door *d, const char *why)
+static void door_rest(struct tly_socket_door *d, const char *why)
 {
     if (!d->told)
         tly_warn("transport", "cannot accept connections on port %u (0: of this machine) for now: %s",
@@ -24,7 +24,7 @@ static void rest(struct tly_socket_door *d, const char *why)
     tly_loop_change(d->loop, &d->watch, 0);
 }
 
-static void on_tick(struct tly_hook *h)
+static void door_on_tick(struct tly_hook *h)
 {
     struct tly_socket_door *d = tly_list_entry(h, struct tly_socket_door, hook);
     tly_strangers_tell(&d->base.strangers, d->base.port, d->loop->awake, false);
@@ -35,13 +35,13 @@ static void on_tick(struct tly_hook *h)
 }
 
 /* False: there are no more for now. */
-static bool accept_one(struct tly_socket_door *d)
+static bool door_accept_one(struct tly_socket_door *d)
 {
     struct sockaddr_storage from;
     socklen_t len = sizeof from;
     char name[80];
     if (d->base.strangers.shaking >= MOST_SHAKING) { /* strangers have 5 s; others wait in the backlog */
-        rest(d, "too many that have not proved the secret");
+        door_rest(d, "too many that have not proved the secret");
         return false;
     }
     memset(&from, 0, sizeof from);
@@ -51,7 +51,7 @@ static bool accept_one(struct tly_socket_door *d)
         if (tly_socket_raise_limit(err))
             return true;
         if (err == EMFILE || err == ENFILE || err == ENOBUFS || err == ENOMEM)
-            rest(d, strerror(err));
+            door_rest(d, strerror(err));
         return false; /* all else concerns one connection, or none */
     }
     struct tly_channel *c = d->adopt(d, fd, &from, name);
@@ -62,10 +62,10 @@ static bool accept_one(struct tly_socket_door *d)
     return true;
 }
 
-static void on_connection(struct tly_watch *w, uint32_t events)
+static void door_on_connection(struct tly_watch *w, uint32_t events)
 {
     struct tly_socket_door *d = tly_list_entry(w, struct tly_socket_door, watch);
-    for (int i = 0; i < ACCEPTS_A_TURN && accept_one(d); i++)
+    for (int i = 0; i < ACCEPTS_A_TURN && door_accept_one(d); i++)
         ;
 }
 
@@ -80,8 +80,8 @@ int tly_socket_door_open(const struct tly_medium *medium, int fd, const char *wh
     if (!err) {
         *d = (struct tly_socket_door){.base = {.medium = medium, .port = port},
                                       .loop = c->loop,
-                                      .watch = {.fd = fd, .ready = on_connection},
-                                      .hook = {.tick = on_tick},
+                                      .watch = {.fd = fd, .ready = door_on_connection},
+                                      .hook = {.tick = door_on_tick},
                                       .config = *c,
                                       .adopt = adopt};
         snprintf(d->base.where, sizeof d->base.where, "%s", where);

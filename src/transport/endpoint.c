@@ -8,7 +8,7 @@
 #include "transport/address.h"
 
 /* Printable, and with a scheme of lower-case letters and digits. */
-static bool is_well_formed(const char *text)
+static bool endpoint_is_well_formed(const char *text)
 {
     size_t scheme = strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789");
     if (!scheme || text[scheme] != ':' || !text[scheme + 1])
@@ -33,7 +33,7 @@ int tly_endpoints_read(struct tly_reader *r, struct tly_endpoints *e)
         return -EPROTO;
     for (uint32_t i = 0; i < x.count; i++) {
         tly_read_text(r, x.at[i].text, sizeof x.at[i].text);
-        if (r->failed || !is_well_formed(x.at[i].text))
+        if (r->failed || !endpoint_is_well_formed(x.at[i].text))
             return -EPROTO;
     }
     *e = x;
@@ -60,7 +60,7 @@ const char *tly_endpoints_where(const struct tly_endpoints *e, const char *schem
 }
 
 /* False: this one has no address. */
-static bool address_of(const struct tly_endpoint *e, struct sockaddr_storage *out)
+static bool endpoint_address_of(const struct tly_endpoint *e, struct sockaddr_storage *out)
 {
     const char *where = strchr(e->text, ':');
     return where && tly_address_read(where + 1, out) == 0;
@@ -69,7 +69,7 @@ static bool address_of(const struct tly_endpoint *e, struct sockaddr_storage *ou
 bool tly_endpoints_address(const struct tly_endpoints *e, struct sockaddr_storage *out)
 {
     for (uint32_t i = 0; i < e->count; i++)
-        if (address_of(&e->at[i], out))
+        if (endpoint_address_of(&e->at[i], out))
             return true;
     return false;
 }
@@ -78,7 +78,7 @@ void tly_endpoints_place(struct tly_endpoints *e, const struct sockaddr_storage 
 {
     for (uint32_t i = 0; i < e->count; i++) {
         struct sockaddr_storage a, placed = *host;
-        if (!address_of(&e->at[i], &a))
+        if (!endpoint_address_of(&e->at[i], &a))
             continue;
         char text[80];
         char *where = strchr(e->at[i].text, ':') + 1;

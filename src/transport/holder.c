@@ -36,8 +36,8 @@ static bool holder_is_at(const char *hex, const struct sockaddr_storage *at)
     return tly_address_same_host(&a, at);
 }
 
-static bool find_socket(const char *table, const struct sockaddr_storage *wanted, unsigned *uid,
-                        unsigned long *inode)
+static bool holder_find_socket(const char *table, const struct sockaddr_storage *wanted, unsigned *uid,
+                               unsigned long *inode)
 {
     char line[512], host[33];
     bool found = false;
@@ -53,7 +53,7 @@ static bool find_socket(const char *table, const struct sockaddr_storage *wanted
     return found;
 }
 
-static bool has_descriptor(const char *pid, const char *wanted)
+static bool holder_has_descriptor(const char *pid, const char *wanted)
 {
     char path[300], target[64];
     bool found = false;
@@ -69,14 +69,14 @@ static bool has_descriptor(const char *pid, const char *wanted)
     return found;
 }
 
-static bool find_process(unsigned long inode, char *pid, size_t len)
+static bool holder_find_process(unsigned long inode, char *pid, size_t len)
 {
     char wanted[64];
     bool found = false;
     snprintf(wanted, sizeof wanted, "socket:[%lu]", inode);
     DIR *d = opendir("/proc");
     for (struct dirent *e; d && !found && (e = readdir(d));) {
-        found = isdigit((unsigned char)e->d_name[0]) && has_descriptor(e->d_name, wanted);
+        found = isdigit((unsigned char)e->d_name[0]) && holder_has_descriptor(e->d_name, wanted);
         snprintf(pid, len, "%s", e->d_name);
     }
     if (d)
@@ -85,7 +85,7 @@ static bool find_process(unsigned long inode, char *pid, size_t len)
 }
 
 /* The beginning of a file of zero-terminated texts; returns its length. */
-static size_t read_texts(const char *pid, const char *name, char *out, size_t len)
+static size_t holder_read_texts(const char *pid, const char *name, char *out, size_t len)
 {
     char path[300];
     snprintf(path, sizeof path, "/proc/%s/%s", pid, name);
@@ -98,12 +98,12 @@ static size_t read_texts(const char *pid, const char *name, char *out, size_t le
 }
 
 /* The job that the process belongs to, by its launcher's variables.  If none names a job, out stays empty, as it came. */
-static void find_job(const char *pid, char *out, size_t len)
+static void holder_find_job(const char *pid, char *out, size_t len)
 {
     static const char *const names[] = {"TALLY_JOB=", "TORCHELASTIC_RUN_ID=", "SLURM_JOB_ID="};
     enum { ROOM = 64 << 10 };
     char *all = malloc(ROOM);
-    size_t n = all ? read_texts(pid, "environ", all, ROOM) : 0;
+    size_t n = all ? holder_read_texts(pid, "environ", all, ROOM) : 0;
     for (size_t i = 0; i < sizeof names / sizeof *names && !*out; i++)
         for (size_t at = 0; at < n && !*out; at += strlen(all + at) + 1)
             if (strncmp(all + at, names[i], strlen(names[i])) == 0)
@@ -114,13 +114,14 @@ static void find_job(const char *pid, char *out, size_t len)
 }
 
 /* False if the process is no coordinator for us: it runs nothing of Tally, or is this one. */
-static bool may_coordinate(const char *pid)
+static bool holder_may_coordinate(const char *pid)
 {
     char path[300], line[600];
     Dl_info own;
     bool readable = false, ours = false;
-    const char *self =
-        dladdr((const void *)&may_coordinate, &own) && own.dli_fname ? strrchr(own.dli_fname, '/') : NULL;
+    const char *self = dladdr((const void *)&holder_may_coordinate, &own) && own.dli_fname
+                           ? strrchr(own.dli_fname, '/')
+                           : NULL;
     if (atol(pid) == getpid())
         return false;
     snprintf(path, sizeof path, "/proc/%s/maps", pid);
@@ -141,25 +142,25 @@ bool tly_address_holder(const struct sockaddr_storage *at, char out[TLY_HOLDER])
     char pid[300], command[100], job[64] = "", room[1024], user[64];
     struct passwd entry, *known = NULL;
     out[0] = '\0';
-    if (!tly_address_port(at) ||
-        (!find_socket("/proc/net/tcp", at, &uid, &inode) && !find_socket("/proc/net/tcp6", at, &uid, &inode)))
+    if (!tly_address_port(at) || (!holder_find_socket("/proc/net/tcp", at, &uid, &inode) &&
+                                  !holder_find_socket("/proc/net/tcp6", at, &uid, &inode)))
         return true;
     if (getpwuid_r(uid, &entry, room, sizeof room, &known) == 0 && known)
         snprintf(user, sizeof user, "%s", known->pw_name);
     else
         snprintf(user, sizeof user, "user %u", uid);
-    if (!find_process(inode, pid, sizeof pid)) {
+    if (!holder_find_process(inode, pid, sizeof pid)) {
         snprintf(out, TLY_HOLDER, ", held by a process of %.40s", user);
         return true;
     }
-    size_t n = read_texts(pid, "cmdline", command, sizeof command);
+    size_t n = holder_read_texts(pid, "cmdline", command, sizeof command);
     for (size_t i = 0; i < n; i++)
         if (!command[i])
             command[i] = ' '; /* between arguments */
     tly_text_clean(command);
-    find_job(pid, job, sizeof job);
+    holder_find_job(pid, job, sizeof job);
     tly_text_clean(job);
     snprintf(out, TLY_HOLDER, ", held by process %.20s of %.40s%s%.40s: %.100s", pid, user,
              *job ? ", job " : "", job, command);
-    return may_coordinate(pid);
+    return holder_may_coordinate(pid);
 }

@@ -71,7 +71,7 @@ void tly_loan_keep(struct tly_loan *loan)
     tly_loan_ref(loan);
 }
 
-static void give_back(struct tly_loan *loan)
+static void loan_give_back(struct tly_loan *loan)
 {
     if (loan->give_back)
         loan->give_back(loan);
@@ -83,7 +83,7 @@ void tly_loan_return(struct tly_loan *loan)
         return;
     loan->kept = false;
     if (!loan->open)
-        give_back(loan);
+        loan_give_back(loan);
     tly_loan_unref(loan);
 }
 
@@ -91,5 +91,5 @@ void tly_loan_end(struct tly_loan *loan)
 {
     loan->open = false;
     if (!loan->kept)
-        give_back(loan);
+        loan_give_back(loan);
 }

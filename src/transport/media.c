@@ -45,14 +45,14 @@ void tly_media_at(const struct sockaddr_storage *address, struct tly_endpoints *
             tly_endpoints_add(out, (*m)->scheme, where);
 }
 
-static bool may_use(const struct tly_medium *m, const struct tly_params *params, bool by_address)
+static bool media_may_use(const struct tly_medium *m, const struct tly_params *params, bool by_address)
 {
     return (m->by_address || !by_address) && (!params || !m->allowed || m->allowed(params));
 }
 
 /* --- dialling ------------------------------------------------------------------------------------ */
 
-static int dial_by(const struct tly_medium *m, struct tly_link *l, const struct tly_dial *d)
+static int media_dial_by(const struct tly_medium *m, struct tly_link *l, const struct tly_dial *d)
 {
     struct tly_channel *c;
     int err = m->dial(d, &c);
@@ -69,12 +69,12 @@ int tly_link_dial(struct tly_loop *loop, const struct tly_endpoints *to, const s
                              .where = tly_endpoints_where(to, m->scheme),
                              .params = c->params,
                              .copies = c->copies};
-        if (i < c->skip || !d.where || !may_use(m, c->params, c->by_address))
+        if (i < c->skip || !d.where || !media_may_use(m, c->params, c->by_address))
             continue;
         struct tly_link *l = tly_link_create(loop, c, true);
         if (!l)
             return tly_fail(ENOMEM, "out of memory");
-        err = dial_by(m, l, &d);
+        err = media_dial_by(m, l, &d);
         if (!err) {
             *out = l;
             return 0;
@@ -106,7 +106,7 @@ struct tly_listener {
 };
 
 /* A channel has come through a door: a link of the user's goes on with it. */
-static void accepted(void *user, struct tly_door *d, struct tly_channel *channel, const char *name)
+static void media_accepted(void *user, struct tly_door *d, struct tly_channel *channel, const char *name)
 {
     const struct tly_listener *l = user;
     struct tly_link_config c = {.peer_name = name};
@@ -132,7 +132,7 @@ static void accepted(void *user, struct tly_door *d, struct tly_channel *channel
     c.user_calls->closed(c.user, NULL, ENOMEM, "out of memory"); /* accepting() counts on it */
 }
 
-static struct tly_door_config door_config(const struct tly_listener_config *c)
+static struct tly_door_config media_door_config(const struct tly_listener_config *c)
 {
     return (struct tly_door_config){.address = &c->address,
                                     .first_port = c->first_port,
@@ -143,11 +143,11 @@ static struct tly_door_config door_config(const struct tly_listener_config *c)
 }
 
 /* Without a door over the network there is no listener; others come by that one where another cannot be opened. */
-static int open_door(struct tly_listener *l, const struct tly_medium *m, int *reserved)
+static int media_open_door(struct tly_listener *l, const struct tly_medium *m, int *reserved)
 {
-    struct tly_door_config d = door_config(&l->config);
+    struct tly_door_config d = media_door_config(&l->config);
     d.loop = l->loop;
-    d.accepted = accepted;
+    d.accepted = media_accepted;
     d.user = l;
     if (m->reserve) {
         d.reserved = *reserved;
@@ -172,8 +172,8 @@ int tly_listen_reserved(struct tly_loop *loop, int fd, const struct tly_listener
         l->config = *c;
     }
     for (uint32_t i = 0; !err && tly_media[i] && l->count < MOST_DOORS; i++)
-        if (may_use(tly_media[i], c->params, c->by_address))
-            err = open_door(l, tly_media[i], &fd);
+        if (media_may_use(tly_media[i], c->params, c->by_address))
+            err = media_open_door(l, tly_media[i], &fd);
     if (fd >= 0)
         tly_fd_close(fd);
     if (err) {
@@ -191,7 +191,7 @@ int tly_listen(struct tly_loop *loop, const struct tly_listener_config *c, struc
 
 int tly_listener_reserve(const struct tly_listener_config *c, int *fd, uint16_t *port)
 {
-    struct tly_door_config d = door_config(c);
+    struct tly_door_config d = media_door_config(c);
     for (uint32_t i = 0; tly_media[i]; i++)
         if (tly_media[i]->reserve)
             return tly_media[i]->reserve(&d, fd, port);

@@ -15,7 +15,7 @@
 enum { PORTS = 3 };
 
 /* Attempt i has ended with `err`, 0: it is connected.  What the port itself, attempt 0, says counts most. */
-static void take(struct pollfd *p, int i, int err, enum tly_reach *found)
+static void reach_take(struct pollfd *p, int i, int err, enum tly_reach *found)
 {
     bool answered = err == 0 || err == ECONNREFUSED;
     if (answered && i == 0)
@@ -38,7 +38,7 @@ enum tly_reach tly_address_reach(const struct sockaddr_storage *to, int timeout_
         p[i] = (struct pollfd){.fd = tly_socket_open(a.ss_family), .events = POLLOUT};
         if (p[i].fd >= 0 && connect(p[i].fd, (struct sockaddr *)&a, tly_address_len(&a)) < 0 &&
             errno != EINPROGRESS)
-            take(p, i, errno, &found);
+            reach_take(p, i, errno, &found);
     }
     while (found != TLY_REACH_PORT && found != TLY_REACH_NO_LISTENER && tly_now() < deadline) {
         if (p[0].fd < 0 && (found || (p[1].fd < 0 && p[2].fd < 0)))
@@ -48,7 +48,7 @@ enum tly_reach tly_address_reach(const struct sockaddr_storage *to, int timeout_
             int err = 0;
             socklen_t len = sizeof err;
             if (p[i].fd >= 0 && p[i].revents && getsockopt(p[i].fd, SOL_SOCKET, SO_ERROR, &err, &len) == 0)
-                take(p, i, err, &found);
+                reach_take(p, i, err, &found);
         }
     }
     for (int i = 0; i < PORTS; i++)

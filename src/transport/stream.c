@@ -22,7 +22,7 @@
 /* Received for one wake-up; then others have their turn. */
 enum { TURN_BYTES = 2 << 20 };
 
-static void on_ready(struct tly_watch *w, uint32_t events);
+static void stream_on_ready(struct tly_watch *w, uint32_t events);
 
 static struct tly_stream *stream_of(struct tly_channel *c)
 {
@@ -33,7 +33,7 @@ void tly_stream_init(struct tly_stream *s, struct tly_loop *loop, int fd, bool c
                      const struct tly_stream_io *io)
 {
     s->loop = loop;
-    s->watch = (struct tly_watch){.fd = fd, .ready = on_ready};
+    s->watch = (struct tly_watch){.fd = fd, .ready = stream_on_ready};
     s->io = io;
     s->connecting = connecting;
     s->low_water = io ? 0 : 1;
@@ -56,14 +56,14 @@ void tly_stream_close(struct tly_channel *c)
     s->watch.fd = -1;
 }
 
-static bool is_closed(const struct tly_stream *s)
+static bool stream_is_closed(const struct tly_stream *s)
 {
     return s->watch.fd < 0;
 }
 
-static void watch_for(struct tly_stream *s, uint32_t events)
+static void stream_watch_for(struct tly_stream *s, uint32_t events)
 {
-    if (events == s->events || is_closed(s))
+    if (events == s->events || stream_is_closed(s))
         return;
     s->events = events;
     tly_loop_change(s->loop, &s->watch, events);
@@ -71,7 +71,7 @@ static void watch_for(struct tly_stream *s, uint32_t events)
 
 /* --- sending ------------------------------------------------------------------------------------- */
 
-static ssize_t send_batch(struct tly_stream *s, const struct tly_packet *packet, uint32_t count)
+static ssize_t stream_send_batch(struct tly_stream *s, const struct tly_packet *packet, uint32_t count)
 {
     struct iovec iov[3 * TLY_STREAM_BATCH];
     int n = 0;
@@ -103,10 +103,10 @@ int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n
     struct tly_stream *s = stream_of(c);
     if (n > TLY_STREAM_BATCH)
         n = TLY_STREAM_BATCH;
-    ssize_t r = send_batch(s, packet, n);
+    ssize_t r = stream_send_batch(s, packet, n);
     if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
         s->full = true;
-        watch_for(s, EPOLLIN | EPOLLOUT);
+        stream_watch_for(s, EPOLLIN | EPOLLOUT);
         return -EAGAIN;
     }
     if (r < 0)
@@ -129,7 +129,7 @@ int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n
 /* --- receiving ----------------------------------------------------------------------------------- */
 
 /* Of the frame that the stage begins with, as far as it is there. */
-static uint32_t header_bytes(const struct tly_stream *s)
+static uint32_t stream_header_bytes(const struct tly_stream *s)
 {
     return s->stage_to - s->stage_from < TLY_FRAME_LEAST
                ? TLY_FRAME_LEAST
@@ -137,7 +137,7 @@ static uint32_t header_bytes(const struct tly_stream *s)
 }
 
 /* All of the frame but its trailer has landed, and the stage has that. */
-static void finish_frame(struct tly_stream *s)
+static void stream_finish_frame(struct tly_stream *s)
 {
     const uint8_t *trailer = s->stage + s->stage_from;
     s->stage_from += s->in->trailer;
@@ -146,12 +146,12 @@ static void finish_frame(struct tly_stream *s)
 }
 
 /* Use up what the stage holds. */
-static void eat_stage(struct tly_stream *s)
+static void stream_eat_staging(struct tly_stream *s)
 {
-    while (!is_closed(s)) {
+    while (!stream_is_closed(s)) {
         uint32_t have = s->stage_to - s->stage_from;
         if (!s->in) {
-            uint32_t head = header_bytes(s);
+            uint32_t head = stream_header_bytes(s);
             if (have < head)
                 break;
             s->stage_from += head;
@@ -170,7 +170,7 @@ static void eat_stage(struct tly_stream *s)
         in->landed += n;
         if (in->landed < in->follows || s->stage_to - s->stage_from < in->trailer)
             break;
-        finish_frame(s);
+        stream_finish_frame(s);
     }
     if (s->stage_from == s->stage_to) {
         s->stage_from = s->stage_to = 0;
@@ -181,7 +181,7 @@ static void eat_stage(struct tly_stream *s)
     }
 }
 
-static void set_low_water(struct tly_stream *s, uint32_t bytes)
+static void stream_set_low_water(struct tly_stream *s, uint32_t bytes)
 {
     if (!s->low_water || s->low_water == (int)bytes)
         return;
@@ -191,7 +191,7 @@ static void set_low_water(struct tly_stream *s, uint32_t bytes)
 
 /* How much of `left` bytes can land now without ending inside a block, what the stage holds included.
  * 0: the connection ended; -1 with errno EAGAIN: wait. */
-static ssize_t whole_blocks(struct tly_stream *s, uint32_t left)
+static ssize_t stream_whole_blocks(struct tly_stream *s, uint32_t left)
 {
     for (bool ended = false;; ended = true) {
         int available = 0;
@@ -213,15 +213,15 @@ static ssize_t whole_blocks(struct tly_stream *s, uint32_t left)
 }
 
 /* Bytes without which waking up is of no use: a block, or what is left of the header or the payload. */
-static uint32_t least_wanted(const struct tly_stream *s)
+static uint32_t stream_least_wanted(const struct tly_stream *s)
 {
-    uint32_t left = s->in ? s->in->follows - s->in->landed + s->in->trailer : header_bytes(s);
+    uint32_t left = s->in ? s->in->follows - s->in->landed + s->in->trailer : stream_header_bytes(s);
     left -= s->stage_to; /* less than a block, a trailer or a header, else it would have been used up */
     return left < TLY_ALIGN ? left : TLY_ALIGN;
 }
 
 /* As readv(), and *drained says whether that was all there was. */
-static ssize_t read_some(struct tly_stream *s, const struct iovec *iov, int n, bool *drained)
+static ssize_t stream_read_some(struct tly_stream *s, const struct iovec *iov, int n, bool *drained)
 {
     ssize_t r;
     size_t room = iov[0].iov_len + (n > 1 ? iov[1].iov_len : 0);
@@ -233,10 +233,11 @@ static ssize_t read_some(struct tly_stream *s, const struct iovec *iov, int n, b
 }
 
 /* Into the stage, behind `n` buffers for `direct` bytes of the payload. */
-static ssize_t receive_staged(struct tly_stream *s, struct iovec *iov, int n, uint32_t direct, bool *drained)
+static ssize_t stream_receive_staged(struct tly_stream *s, struct iovec *iov, int n, uint32_t direct,
+                                     bool *drained)
 {
     iov[n++] = (struct iovec){s->stage + s->stage_to, TLY_STAGE_BYTES - s->stage_to};
-    ssize_t r = read_some(s, iov, n, drained);
+    ssize_t r = stream_read_some(s, iov, n, drained);
     if (r <= 0)
         return r;
     uint32_t placed = (uint32_t)r < direct ? (uint32_t)r : direct;
@@ -246,19 +247,19 @@ static ssize_t receive_staged(struct tly_stream *s, struct iovec *iov, int n, ui
     return r;
 }
 
-static ssize_t receive(struct tly_stream *s, bool *drained)
+static ssize_t stream_receive(struct tly_stream *s, bool *drained)
 {
     static _Thread_local uint8_t sink[64 << 10];
     struct tly_arrival *in = s->in;
     struct iovec iov[2];
     if (!in || in->landed == in->follows)
-        return receive_staged(s, iov, 0, 0, drained);
+        return stream_receive_staged(s, iov, 0, 0, drained);
     /* What the stage holds of a payload is less than a block: it lands with the rest of it. */
     uint32_t left = in->follows - in->landed, direct = left;
     if (in->in_blocks && in->to) {
-        ssize_t blocks = whole_blocks(s, left);
+        ssize_t blocks = stream_whole_blocks(s, left);
         if (blocks < 0 && !s->low_water) /* no mark on this socket: wait with what there is in the stage */
-            return receive_staged(s, iov, 0, 0, drained);
+            return stream_receive_staged(s, iov, 0, 0, drained);
         if (blocks <= 0)
             return blocks;
         *drained = (uint32_t)blocks < left;
@@ -276,20 +277,20 @@ static ssize_t receive(struct tly_stream *s, bool *drained)
         iov[0] = (struct iovec){sink, direct};
     }
     if (direct == left)
-        return receive_staged(s, iov, 1, direct, drained);
-    ssize_t r = read_some(s, iov, 1, drained);
+        return stream_receive_staged(s, iov, 1, direct, drained);
+    ssize_t r = stream_read_some(s, iov, 1, drained);
     if (r > 0)
         in->landed += (uint32_t)r;
     return r;
 }
 
-static void receive_more(struct tly_stream *s)
+static void stream_receive_more(struct tly_stream *s)
 {
     const struct tly_channel_user *up = s->base.up;
     uint32_t turn = 0;
     bool drained = false;
-    while (!is_closed(s) && turn < TURN_BYTES && !drained) {
-        ssize_t n = receive(s, &drained);
+    while (!stream_is_closed(s) && turn < TURN_BYTES && !drained) {
+        ssize_t n = stream_receive(s, &drained);
         if (n <= 0) {
             if (n == 0)
                 up->ended(s->base.user, ECONNRESET, NULL);
@@ -300,17 +301,17 @@ static void receive_more(struct tly_stream *s)
         turn += (uint32_t)n;
         up->heard(s->base.user, (size_t)n);
         if (s->in && s->in->landed == s->in->follows && !s->in->trailer)
-            finish_frame(s);
+            stream_finish_frame(s);
         else if (s->in)
             up->progress(s->base.user);
-        eat_stage(s);
+        stream_eat_staging(s);
     }
     /* Nearly always a block: the mark is moved for the small ends of small messages alone. */
-    if (!is_closed(s))
-        set_low_water(s, least_wanted(s));
+    if (!stream_is_closed(s))
+        stream_set_low_water(s, stream_least_wanted(s));
 }
 
-static void on_connected(struct tly_stream *s)
+static void stream_on_connected(struct tly_stream *s)
 {
     int err = 0;
     socklen_t len = sizeof err;
@@ -320,26 +321,26 @@ static void on_connected(struct tly_stream *s)
         return;
     }
     s->connecting = false;
-    watch_for(s, EPOLLIN);
+    stream_watch_for(s, EPOLLIN);
     s->base.up->connected(s->base.user);
 }
 
-static void on_ready(struct tly_watch *w, uint32_t events)
+static void stream_on_ready(struct tly_watch *w, uint32_t events)
 {
     struct tly_stream *s = tly_list_entry(w, struct tly_stream, watch);
     const struct tly_channel_user *up = s->base.up;
     void *user = s->base.user;
     up->enter(user);
     if (s->connecting) {
-        on_connected(s);
+        stream_on_connected(s);
     } else {
         if (events & EPOLLOUT) {
             s->full = false;
             up->room(user);
-            watch_for(s, EPOLLIN | (s->full ? EPOLLOUT : 0));
+            stream_watch_for(s, EPOLLIN | (s->full ? EPOLLOUT : 0));
         }
-        if (!is_closed(s) && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
-            receive_more(s);
+        if (!stream_is_closed(s) && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+            stream_receive_more(s);
     }
     up->leave(user);
 }

@@ -33,7 +33,7 @@ void tly_link_look_alive(struct tly_link *l)
 }
 
 /* Has the peer's kernel taken more of what we have sent, with still more behind that? */
-static bool still_takes(struct tly_link *l)
+static bool link_still_takes(struct tly_link *l)
 {
     const struct tly_network *n = tly_link_via(l)->network;
     int64_t queued = n ? n->queued(l->channel) : -1;
@@ -51,7 +51,7 @@ bool tly_link_await(struct tly_link *l, bool awaited)
         l->asked_at = 0;
         return true;
     }
-    bool takes = still_takes(l); /* the question is behind that */
+    bool takes = link_still_takes(l); /* the question is behind that */
     if (takes || !l->asked_at)
         l->asked_at = now;
     tly_link_enter(l);

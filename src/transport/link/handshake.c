@@ -5,7 +5,7 @@
 
 #include "transport/link/link.h"
 
-static void send_hello(struct tly_link *l, uint8_t *message)
+static void handshake_send_hello(struct tly_link *l, uint8_t *message)
 {
     struct tly_outgoing o = {.frame = {.type = TLY_HELLO, .payload = TLY_HELLO_BYTES},
                              .payload = message,
@@ -25,12 +25,12 @@ void tly_link_shake(struct tly_link *l)
     uint8_t key[TLY_FRAME_KEY_BYTES];
     memcpy(key, l->hello.send_key, sizeof key);
     memset(l->hello.send_key, 0, sizeof key);
-    send_hello(l, m);
+    handshake_send_hello(l, m);
     memcpy(l->hello.send_key, key, sizeof key);
     tly_link_push(l);
 }
 
-static void become_open(struct tly_link *l)
+static void handshake_become_open(struct tly_link *l)
 {
     tly_link_end_handshake(l);
     tly_link_become(l, TLY_LINK_OPEN);
@@ -39,13 +39,13 @@ static void become_open(struct tly_link *l)
 }
 
 /* Say why, where the peer may know it, and end. */
-static void refuse(struct tly_link *l, int err)
+static void handshake_refuse(struct tly_link *l, int err)
 {
     bool tell = l->hello.step == 0 || (l->hello.connector && err == -EACCES);
     uint8_t *m = tell && !tly_link_is_full(l) ? malloc(TLY_HELLO_BYTES) : NULL;
     if (m) {
         tly_hello_refuse(&l->hello, -err, l->hello.refusal, m);
-        send_hello(l, m);
+        handshake_send_hello(l, m);
         tly_link_push(l);
     }
     tly_link_end(l, -err, l->hello.refusal);
@@ -55,11 +55,11 @@ void tly_link_on_hello(struct tly_link *l)
 {
     int err = tly_hello_consume(&l->hello, l->control);
     if (err) {
-        refuse(l, err);
+        handshake_refuse(l, err);
         return;
     }
     if (tly_hello_speaks(&l->hello))
         tly_link_shake(l);
     if (l->state == TLY_LINK_SHAKING && l->hello.step == 3)
-        become_open(l);
+        handshake_become_open(l);
 }

@@ -16,7 +16,7 @@
 #include "transport/loan.h"
 
 /* The frame, or what has come of it, ends the connection. */
-static void refuse(struct tly_link *l, int err, const char *why)
+static void link_in_refuse(struct tly_link *l, int err, const char *why)
 {
     if (l->state == TLY_LINK_CLOSED)
         return;
@@ -30,7 +30,7 @@ static void refuse(struct tly_link *l, int err, const char *why)
 }
 
 /* A buffer of the link's own. */
-static int land_in_control(struct tly_link *l, const char **why)
+static int link_in_land_in_control(struct tly_link *l, const char **why)
 {
     l->land.to = l->control = malloc(l->frame.payload);
     if (l->control)
@@ -39,7 +39,7 @@ static int land_in_control(struct tly_link *l, const char **why)
     return -ENOMEM;
 }
 
-static int land_beside(struct tly_link *l, const char **why)
+static int link_in_land_beside(struct tly_link *l, const char **why)
 {
     if (!l->beside)
         l->beside = malloc(TLY_MAX_FRAGMENT);
@@ -55,7 +55,7 @@ static int land_beside(struct tly_link *l, const char **why)
 }
 
 /* Where the frame's payload belongs, says the user, or the handshake. */
-static int find_place(struct tly_link *l, const char **why)
+static int link_in_find_place(struct tly_link *l, const char **why)
 {
     int err = 0;
     if (l->state == TLY_LINK_SHAKING) {
@@ -73,17 +73,17 @@ static int find_place(struct tly_link *l, const char **why)
     if (err || l->state == TLY_LINK_CLOSED)
         return err;
     if (l->land.control && l->frame.payload)
-        err = land_in_control(l, why);
+        err = link_in_land_in_control(l, why);
     l->in.to = l->land.to;
     l->in.in_blocks = l->land.in_blocks;
     l->in.users = l->in.to && !l->land.control;
     if (!err && l->in.to && l->in.in_blocks && (l->in.trailer || !tly_link_via(l)->in_order))
-        err = land_beside(l, why);
+        err = link_in_land_beside(l, why);
     return err;
 }
 
 /* A reference, or news that a loan has come back: header() is not asked yet. */
-static int begin_shown(struct tly_link *l, const char **why)
+static int link_in_begin_shown(struct tly_link *l, const char **why)
 {
     bool returns = l->frame.type == TLY_RETURN;
     if (!tly_link_via(l)->lending || l->state != TLY_LINK_OPEN || l->in.trailer ||
@@ -96,7 +96,7 @@ static int begin_shown(struct tly_link *l, const char **why)
     return 0;
 }
 
-static int begin(struct tly_link *l, const uint8_t *header, const char **why)
+static int link_in_begin(struct tly_link *l, const uint8_t *header, const char **why)
 {
     static const uint8_t zero[TLY_FRAME_KEY_BYTES];
     bool open = l->state == TLY_LINK_OPEN;
@@ -114,7 +114,7 @@ static int begin(struct tly_link *l, const uint8_t *header, const char **why)
         l->frame.flags &= (uint16_t)~TLY_SUMMED; /* none of the user's business */
     }
     bool shown = l->frame.flags & TLY_SHOWN || l->frame.type == TLY_RETURN;
-    err = shown ? begin_shown(l, why) : find_place(l, why);
+    err = shown ? link_in_begin_shown(l, why) : link_in_find_place(l, why);
     if (err)
         return err;
     l->in.coming = true;
@@ -126,9 +126,9 @@ static int begin(struct tly_link *l, const uint8_t *header, const char **why)
 struct tly_arrival *tly_link_begin(struct tly_link *l, const uint8_t *header)
 {
     const char *why = NULL;
-    int err = begin(l, header, &why);
+    int err = link_in_begin(l, header, &why);
     if (err)
-        refuse(l, err, why);
+        link_in_refuse(l, err, why);
     return l->state == TLY_LINK_CLOSED ? NULL : &l->in;
 }
 
@@ -139,7 +139,7 @@ void tly_link_progress(struct tly_link *l)
 }
 
 /* -EPROTO: it is not what was sent.  Then what lies beside moves to its place. */
-static int verify(struct tly_link *l, const uint8_t *trailer, const char **why)
+static int link_in_verify(struct tly_link *l, const uint8_t *trailer, const char **why)
 {
     uint8_t sum[TLY_TRAILER_BYTES];
     if (!l->in.to)
@@ -159,7 +159,7 @@ static int verify(struct tly_link *l, const uint8_t *trailer, const char **why)
 }
 
 /* A payload that lies in memory of the peer's: it is copied to where it belongs, or its user reads it there. */
-static int take_shown(struct tly_link *l, const char **why)
+static int link_in_take_shown(struct tly_link *l, const char **why)
 {
     const struct tly_lending *lending = tly_link_via(l)->lending;
     struct tly_loan *loan;
@@ -174,7 +174,7 @@ static int take_shown(struct tly_link *l, const char **why)
     l->loan = NULL;
     if (!err && l->state != TLY_LINK_CLOSED) {
         if (l->land.control)
-            err = land_in_control(l, why);
+            err = link_in_land_in_control(l, why);
         bool wanted = l->land.to || l->land.lent;
         const uint8_t *data = wanted && !err ? tly_loan_hold(loan) : NULL;
         if (data && l->land.to)
@@ -192,7 +192,7 @@ static int take_shown(struct tly_link *l, const char **why)
     return err;
 }
 
-static int complete(struct tly_link *l, const char **why)
+static int link_in_complete(struct tly_link *l, const char **why)
 {
     int err = 0;
     if (l->state == TLY_LINK_SHAKING)
@@ -200,7 +200,7 @@ static int complete(struct tly_link *l, const char **why)
     else if (l->frame.type == TLY_RETURN)
         tly_link_via(l)->lending->returned(l->channel, l->frame.key);
     else if (l->frame.flags & TLY_SHOWN)
-        err = take_shown(l, why);
+        err = link_in_take_shown(l, why);
     else
         err = l->calls->frame(l->user, l, &l->frame, l->in.to, why);
     bool asked = l->frame.type == TLY_BEAT && (l->frame.flags & TLY_REQUEST);
@@ -212,15 +212,15 @@ static int complete(struct tly_link *l, const char **why)
 void tly_link_arrived(struct tly_link *l, const uint8_t *trailer)
 {
     const char *why = NULL;
-    int err = verify(l, trailer, &why);
+    int err = link_in_verify(l, trailer, &why);
     if (!err) {
         l->in.coming = false;
         tly_fail_at(l->hello.me.role, "gets", l->frame.type);
-        err = complete(l, &why);
+        err = link_in_complete(l, &why);
         tly_fail_at(l->hello.me.role, "has done", l->frame.type);
         free(l->control);
         l->control = NULL;
     }
     if (err)
-        refuse(l, err, why);
+        link_in_refuse(l, err, why);
 }

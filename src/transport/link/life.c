@@ -84,7 +84,7 @@ void tly_link_end_handshake(struct tly_link *l)
     l->strangers = NULL;
 }
 
-static void disconnect(struct tly_link *l)
+static void link_disconnect(struct tly_link *l)
 {
     if (l->state == TLY_LINK_CLOSED)
         return;
@@ -101,7 +101,7 @@ void tly_link_end(struct tly_link *l, int err, const char *why)
         return;
     if (l->strangers)
         tly_strangers_note(l->strangers, l->name, err, why, l->loop->awake);
-    disconnect(l);
+    link_disconnect(l);
     l->calls->closed(l->user, l, err, why);
 }
 
@@ -109,7 +109,7 @@ void tly_link_destroy(struct tly_link *l)
 {
     if (!l)
         return;
-    disconnect(l);
+    link_disconnect(l);
     l->destroyed = true;
     if (l->depth == 0)
         tly_link_release(l);

@@ -59,7 +59,7 @@ void tly_link_append(struct tly_link *l, struct tly_outgoing *o)
     l->owed_bytes = 0;
 }
 
-static void fill(struct tly_link *l)
+static void link_out_fill(struct tly_link *l)
 {
     const struct tly_lending *lending = tly_link_via(l)->lending;
     uint32_t bytes = 0;
@@ -112,7 +112,7 @@ void tly_link_push(struct tly_link *l)
         if (!tly_link_waiting(l)) {
             if (l->completed == l->handed)
                 l->completed = l->handed = l->made = 0; /* so that a batch lies in one piece */
-            fill(l);
+            link_out_fill(l);
             if (!tly_link_waiting(l) || l->state == TLY_LINK_CLOSED) {
                 l->wants_room = false;
                 break;

@@ -27,29 +27,29 @@ static struct tly_map table;
 static uint64_t last_id;
 
 /* Another thread may have held it when this process was forked; the loans are the parent's. */
-static void in_child(void)
+static void lend_in_child(void)
 {
     pthread_mutex_init(&table_lock, NULL);
     table = (struct tly_map){0};
 }
 
-static void install(void)
+static void lend_install(void)
 {
-    pthread_atfork(NULL, NULL, in_child);
+    pthread_atfork(NULL, NULL, lend_in_child);
 }
 
-static struct tly_shm_loan *entry(const struct tly_list *node)
+static struct tly_shm_loan *lend_entry(const struct tly_list *node)
 {
     return tly_list_entry(node, struct tly_shm_loan, loan.node);
 }
 
 /* Within a process: the sender will look. */
-static void mark(struct tly_loan *loan)
+static void lend_mark(struct tly_loan *loan)
 {
     atomic_store_explicit(&tly_shm_loan_of(loan)->returned, true, memory_order_release);
 }
 
-static int enter_table(struct tly_shm_loan *loan)
+static int lend_enter_table(struct tly_shm_loan *loan)
 {
     pthread_mutex_lock(&table_lock);
     loan->loan.id = ++last_id;
@@ -58,7 +58,7 @@ static int enter_table(struct tly_shm_loan *loan)
     return err;
 }
 
-static void leave_table(struct tly_shm_loan *loan)
+static void lend_leave_table(struct tly_shm_loan *loan)
 {
     pthread_mutex_lock(&table_lock);
     tly_map_take(&table, loan->loan.id);
@@ -82,25 +82,25 @@ struct tly_shm_loan *tly_shm_look_up(uint64_t id)
 void tly_shm_lend_init(struct tly_shm_channel *s)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, install);
+    pthread_once(&once, lend_install);
     tly_list_init(&s->lent);
 }
 
-static void take_off(struct tly_shm_channel *s, struct tly_shm_loan *loan)
+static void lend_take_off(struct tly_shm_channel *s, struct tly_shm_loan *loan)
 {
     tly_list_remove(&loan->loan.node);
     s->lent_count--;
     if (s->going_on == loan)
         s->going_on = NULL;
     if (s->here)
-        leave_table(loan);
+        lend_leave_table(loan);
 }
 
 void tly_shm_lend_close(struct tly_shm_channel *s)
 {
     while (!tly_list_empty(&s->lent)) {
-        struct tly_shm_loan *l = entry(tly_list_take(&s->lent));
-        take_off(s, l);
+        struct tly_shm_loan *l = lend_entry(tly_list_take(&s->lent));
+        lend_take_off(s, l);
         tly_loan_move(&l->loan, NULL);
         tly_loan_unref(&l->loan);
     }
@@ -113,14 +113,14 @@ void tly_shm_lend_close(struct tly_shm_channel *s)
 /* --- lending ------------------------------------------------------------------------------------- */
 
 /* A place in our segment that no loan has; false: none. */
-static bool find_place(const struct tly_shm_channel *s, uint32_t length, uint64_t *from)
+static bool lend_find_place(const struct tly_shm_channel *s, uint32_t length, uint64_t *from)
 {
     const struct tly_list *n = &s->lent;
     uint64_t at = 0;
     do { /* first the beginning, then behind each loan in turn */
         bool taken = at > s->copies->size || length > s->copies->size - at;
         for (const struct tly_list *m = s->lent.next; m != &s->lent && !taken; m = m->next) {
-            const struct tly_shm_loan *other = entry(m);
+            const struct tly_shm_loan *other = lend_entry(m);
             taken = at < other->from + other->loan.length && other->from < at + length;
         }
         if (!taken) {
@@ -128,14 +128,14 @@ static bool find_place(const struct tly_shm_channel *s, uint32_t length, uint64_
             return true;
         }
         n = n->next;
-        const struct tly_shm_loan *loan = entry(n);
+        const struct tly_shm_loan *loan = lend_entry(n);
         if (n != &s->lent)
             at = (loan->from + loan->loan.length + PLACE_ALIGN - 1) / PLACE_ALIGN * PLACE_ALIGN;
     } while (n != &s->lent);
     return false;
 }
 
-static bool make_copies(struct tly_shm_channel *s, uint32_t length)
+static bool lend_make_copies(struct tly_shm_channel *s, uint32_t length)
 {
     if (s->copies || s->no_copies)
         return s->copies != NULL;
@@ -153,7 +153,7 @@ static bool make_copies(struct tly_shm_channel *s, uint32_t length)
     return s->to_pass;
 }
 
-static struct tly_shm_loan *lend(struct tly_shm_channel *s, const struct tly_outgoing *o)
+static struct tly_shm_loan *lend_payload(struct tly_shm_channel *s, const struct tly_outgoing *o)
 {
     const struct tly_frame *f = &o->frame;
     const uint8_t *from = (const uint8_t *)o->payload - (o->whole ? f->offset : 0);
@@ -163,10 +163,11 @@ static struct tly_shm_loan *lend(struct tly_shm_channel *s, const struct tly_out
         return NULL;
     struct tly_shm_loan *loan = tly_shm_loan_of(made);
     made->single = !o->whole;
-    made->give_back = mark;
+    made->give_back = lend_mark;
     loan->token = o->token;
-    if (s->here ? enter_table(loan) != 0
-                : !make_copies(s, loan->loan.length) || !find_place(s, loan->loan.length, &loan->from)) {
+    if (s->here ? lend_enter_table(loan) != 0
+                : !lend_make_copies(s, loan->loan.length) ||
+                      !lend_find_place(s, loan->loan.length, &loan->from)) {
         tly_loan_unref(&loan->loan);
         return NULL;
     }
@@ -178,13 +179,13 @@ static struct tly_shm_loan *lend(struct tly_shm_channel *s, const struct tly_out
 }
 
 /* In one process the reader leaves a sign; nobody has to be told. */
-static void sweep(struct tly_shm_channel *s)
+static void lend_sweep(struct tly_shm_channel *s)
 {
     for (struct tly_list *n = s->lent.next, *next; n != &s->lent; n = next) {
         next = n->next;
-        struct tly_shm_loan *loan = entry(n);
+        struct tly_shm_loan *loan = lend_entry(n);
         if (atomic_load_explicit(&loan->returned, memory_order_acquire)) {
-            take_off(s, loan);
+            lend_take_off(s, loan);
             tly_loan_unref(&loan->loan);
         }
     }
@@ -202,9 +203,9 @@ bool tly_shm_show(struct tly_channel *c, const struct tly_outgoing *o, uint8_t r
         loan = NULL;
     if (!loan) {
         if (s->here)
-            sweep(s);
+            lend_sweep(s);
         if (s->lent_count < MOST_LOANS)
-            loan = lend(s, o);
+            loan = lend_payload(s, o);
         if (o->whole)
             s->going_on = loan;
     }
@@ -224,7 +225,7 @@ int tly_shm_detach(struct tly_channel *c, const void *token)
     struct tly_shm_channel *s = tly_shm_of(c);
     int err = 0;
     for (struct tly_list *n = s->lent.next; n != &s->lent; n = n->next) {
-        struct tly_shm_loan *loan = entry(n);
+        struct tly_shm_loan *loan = lend_entry(n);
         if (loan->token != token)
             continue;
         loan->token = NULL;
@@ -244,9 +245,9 @@ void tly_shm_returned(struct tly_channel *c, uint64_t id)
 {
     struct tly_shm_channel *s = tly_shm_of(c);
     for (struct tly_list *n = s->lent.next; n != &s->lent && !s->here; n = n->next) {
-        struct tly_shm_loan *loan = entry(n);
+        struct tly_shm_loan *loan = lend_entry(n);
         if (loan->loan.id == id) {
-            take_off(s, loan);
+            lend_take_off(s, loan);
             tly_loan_unref(&loan->loan);
             return;
         }

@@ -16,7 +16,7 @@ void tly_shm_read_init(struct tly_shm_channel *s)
     tly_list_init(&s->returns);
 }
 
-static void drop_mapping(struct tly_shm_mapping *m)
+static void shm_read_drop_mapping(struct tly_shm_mapping *m)
 {
     if (!m || atomic_fetch_sub_explicit(&m->references, 1, memory_order_acq_rel) != 1)
         return;
@@ -26,7 +26,7 @@ static void drop_mapping(struct tly_shm_mapping *m)
 }
 
 /* Of another process: it is to be told. */
-static void give_back(struct tly_loan *loan)
+static void shm_read_give_back(struct tly_loan *loan)
 {
     struct tly_shm_channel *s = tly_shm_loan_of(loan)->channel;
     if (!s)
@@ -36,13 +36,13 @@ static void give_back(struct tly_loan *loan)
     tly_loan_ref(loan);
 }
 
-static void finish(struct tly_loan *loan)
+static void shm_read_finish(struct tly_loan *loan)
 {
-    drop_mapping(tly_shm_loan_of(loan)->mapping);
+    shm_read_drop_mapping(tly_shm_loan_of(loan)->mapping);
 }
 
 /* The part that was coming in has no more frames. */
-static void end_coming(struct tly_shm_channel *s)
+static void shm_read_end_coming(struct tly_shm_channel *s)
 {
     struct tly_shm_loan *l = s->coming;
     if (!l)
@@ -54,7 +54,7 @@ static void end_coming(struct tly_shm_channel *s)
 
 void tly_shm_read_close(struct tly_shm_channel *s)
 {
-    end_coming(s);
+    shm_read_end_coming(s);
     while (!tly_list_empty(&s->read)) {
         struct tly_loan *loan = tly_list_entry(s->read.next, struct tly_loan, node);
         tly_list_remove(&loan->node);
@@ -63,12 +63,12 @@ void tly_shm_read_close(struct tly_shm_channel *s)
     for (uint64_t id; tly_shm_next_return(&s->stream.base, &id);)
         ;
     for (uint32_t i = 0; i < s->seen_count; i++)
-        drop_mapping(s->seen[i]);
+        shm_read_drop_mapping(s->seen[i]);
     s->seen_count = 0;
 }
 
 /* A number for each descriptor, in the order in which they come, also for what cannot be mapped. */
-static void take_segment(struct tly_shm_channel *s, int fd)
+static void shm_read_take_segment(struct tly_shm_channel *s, int fd)
 {
     if (s->seen_count < TLY_SHM_SEGMENTS) {
         struct tly_shm_mapping *m = calloc(1, sizeof *m);
@@ -100,15 +100,15 @@ ssize_t tly_shm_receive(struct tly_stream *stream, const struct iovec *iov, int 
         for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
             int passed;
             memcpy(&passed, CMSG_DATA(c) + i * sizeof passed, sizeof passed);
-            take_segment(s, passed);
+            shm_read_take_segment(s, passed);
         }
     }
     return r;
 }
 
 /* A loan of another process: all of it is inside one of its segments. */
-static struct tly_shm_loan *borrow(struct tly_shm_channel *s, const uint8_t *reference,
-                                   const struct tly_frame *f)
+static struct tly_shm_loan *shm_read_borrow(struct tly_shm_channel *s, const uint8_t *reference,
+                                            const struct tly_frame *f)
 {
     uint32_t number = tly_get32(reference + 8);
     bool single = tly_get32(reference + 12) != 0;
@@ -124,8 +124,8 @@ static struct tly_shm_loan *borrow(struct tly_shm_channel *s, const uint8_t *ref
     struct tly_shm_loan *l = tly_shm_loan_of(loan);
     loan->id = tly_get64(reference);
     loan->single = single;
-    loan->give_back = give_back;
-    loan->finish = finish;
+    loan->give_back = shm_read_give_back;
+    loan->finish = shm_read_finish;
     l->mapping = m;
     atomic_fetch_add_explicit(&m->references, 1, memory_order_relaxed);
     l->channel = s;
@@ -134,8 +134,8 @@ static struct tly_shm_loan *borrow(struct tly_shm_channel *s, const uint8_t *ref
 }
 
 /* One that is coming in, or a new one; a reference. */
-static int find_loan(struct tly_shm_channel *s, const uint8_t *reference, const struct tly_frame *f,
-                     struct tly_shm_loan **out, const char **why)
+static int shm_read_find_loan(struct tly_shm_channel *s, const uint8_t *reference, const struct tly_frame *f,
+                              struct tly_shm_loan **out, const char **why)
 {
     uint64_t id = tly_get64(reference);
     if (s->coming && s->coming->loan.id == id) {
@@ -143,13 +143,13 @@ static int find_loan(struct tly_shm_channel *s, const uint8_t *reference, const 
         tly_loan_ref(&s->coming->loan);
         return 0;
     }
-    struct tly_shm_loan *l = s->here ? tly_shm_look_up(id) : borrow(s, reference, f);
+    struct tly_shm_loan *l = s->here ? tly_shm_look_up(id) : shm_read_borrow(s, reference, f);
     if (!l) {
         *why = s->here ? "connection ended" : "a payload outside of the memory that was shown";
         return s->here ? -ECONNRESET : -EPROTO;
     }
     if (!l->loan.single) {
-        end_coming(s); /* parts come one after another: the one before was withdrawn */
+        shm_read_end_coming(s); /* parts come one after another: the one before was withdrawn */
         l->loan.open = true;
         s->coming = l;
         tly_loan_ref(&l->loan);
@@ -162,7 +162,7 @@ int tly_shm_resolve(struct tly_channel *c, const uint8_t reference[TLY_REFERENCE
                     const struct tly_frame *f, struct tly_loan **out, uint32_t *at, const char **why)
 {
     struct tly_shm_loan *l;
-    int err = find_loan(tly_shm_of(c), reference, f, &l, why);
+    int err = shm_read_find_loan(tly_shm_of(c), reference, f, &l, why);
     if (err)
         return err;
     struct tly_loan *loan = &l->loan;
@@ -184,7 +184,7 @@ void tly_shm_done(struct tly_channel *c, struct tly_loan *loan, const struct tly
     if (loan->single)
         tly_loan_end(loan);
     else if (s->coming == tly_shm_loan_of(loan) && f->offset + f->payload == f->length)
-        end_coming(s);
+        shm_read_end_coming(s);
     tly_loan_unref(loan);
 }
 

@@ -26,7 +26,7 @@ static const struct tly_stream_io io = {.send = tly_shm_send, .receive = tly_shm
 /* --- names --------------------------------------------------------------------------------------- */
 
 /* The digits that all processes of this machine have in common. */
-static void name_machine(const struct tly_params *params, char out[HALF + 1])
+static void shm_name_machine(const struct tly_params *params, char out[HALF + 1])
 {
     uint8_t hash[crypto_generichash_BYTES_MIN];
     const char *id = params && params->host_id ? params->host_id : "";
@@ -34,7 +34,7 @@ static void name_machine(const struct tly_params *params, char out[HALF + 1])
     sodium_bin2hex(out, HALF + 1, hash, HALF / 2);
 }
 
-static socklen_t abstract(const char *where, struct sockaddr_un *a)
+static socklen_t shm_abstract(const char *where, struct sockaddr_un *a)
 {
     memset(a, 0, sizeof *a);
     a->sun_family = AF_UNIX;
@@ -43,7 +43,7 @@ static socklen_t abstract(const char *where, struct sockaddr_un *a)
 }
 
 /* The other end of a Unix socket runs as the same user; its pid, or -EACCES. */
-static int peer_of(int fd)
+static int shm_peer_of(int fd)
 {
     struct ucred peer;
     socklen_t len = sizeof peer;
@@ -54,9 +54,9 @@ static int peer_of(int fd)
 
 /* --- channels ------------------------------------------------------------------------------------ */
 
-static int make(struct tly_loop *loop, int fd, bool connecting, struct tly_channel **out)
+static int shm_make(struct tly_loop *loop, int fd, bool connecting, struct tly_channel **out)
 {
-    int pid = peer_of(fd);
+    int pid = shm_peer_of(fd);
     if (pid < 0)
         return pid;
     struct tly_shm_channel *s = calloc(1, sizeof *s);
@@ -73,35 +73,35 @@ static int make(struct tly_loop *loop, int fd, bool connecting, struct tly_chann
 }
 
 /* As if the peer were another process. */
-static void pretend(struct tly_channel *c)
+static void shm_pretend(struct tly_channel *c)
 {
     tly_shm_of(c)->here = false;
     c->name = names[1];
 }
 
-static int dial(const struct tly_dial *d, struct tly_channel **out)
+static int shm_dial(const struct tly_dial *d, struct tly_channel **out)
 {
     struct sockaddr_un a;
     char machine[HALF + 1];
-    name_machine(d->params, machine);
+    shm_name_machine(d->params, machine);
     if (strncmp(d->where, machine, HALF) != 0)
         return tly_fail(ECONNREFUSED, "%s is on another machine", d->where);
-    socklen_t len = abstract(d->where, &a);
+    socklen_t len = shm_abstract(d->where, &a);
     int fd = tly_socket_open(AF_UNIX);
     if (fd < 0)
         return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
     /* At once, or not at all: a full backlog too is an error. */
-    int err = connect(fd, (struct sockaddr *)&a, len) < 0 ? -errno : make(d->loop, fd, true, out);
+    int err = connect(fd, (struct sockaddr *)&a, len) < 0 ? -errno : shm_make(d->loop, fd, true, out);
     if (err) {
         tly_fd_close(fd);
         return tly_fail(-err, "cannot connect to %s: %s", d->where, strerror(-err));
     }
     if (d->copies)
-        pretend(*out);
+        shm_pretend(*out);
     return 0;
 }
 
-static void close_channel(struct tly_channel *c)
+static void shm_close_channel(struct tly_channel *c)
 {
     struct tly_shm_channel *s = tly_shm_of(c);
     tly_stream_close(c);
@@ -109,42 +109,42 @@ static void close_channel(struct tly_channel *c)
     tly_shm_lend_close(s);
 }
 
-static void destroy(struct tly_channel *c)
+static void shm_destroy(struct tly_channel *c)
 {
     free(tly_shm_of(c));
 }
 
 /* --- the door ------------------------------------------------------------------------------------ */
 
-static struct tly_channel *adopt(struct tly_socket_door *d, int fd, const struct sockaddr_storage *from,
-                                 char name[80])
+static struct tly_channel *shm_adopt(struct tly_socket_door *d, int fd, const struct sockaddr_storage *from,
+                                     char name[80])
 {
     struct tly_channel *c = NULL;
     snprintf(name, 80, "a process of this machine");
-    if (make(d->loop, fd, false, &c) == 0 && d->config.copies)
-        pretend(c);
+    if (shm_make(d->loop, fd, false, &c) == 0 && d->config.copies)
+        shm_pretend(c);
     return c;
 }
 
-static int listen_at(const struct tly_door_config *c, struct tly_door **out)
+static int shm_listen_at(const struct tly_door_config *c, struct tly_door **out)
 {
     struct sockaddr_un a;
     char where[TLY_ENDPOINT];
     uint64_t random;
     randombytes_buf(&random, sizeof random);
-    name_machine(c->params, where);
+    shm_name_machine(c->params, where);
     snprintf(where + HALF, sizeof where - HALF, "%016llx", (unsigned long long)random);
-    socklen_t len = abstract(where, &a);
+    socklen_t len = shm_abstract(where, &a);
     int fd = tly_socket_open(AF_UNIX);
     if (fd < 0 || bind(fd, (struct sockaddr *)&a, len) < 0 || listen(fd, BACKLOG) < 0) {
         int err = errno;
         tly_fd_close(fd);
         return tly_fail(err, "cannot open a local socket: %s", strerror(err));
     }
-    return tly_socket_door_open(&tly_shm, fd, where, 0, c, adopt, out);
+    return tly_socket_door_open(&tly_shm, fd, where, 0, c, shm_adopt, out);
 }
 
-static bool allowed(const struct tly_params *params)
+static bool shm_allowed(const struct tly_params *params)
 {
     return params->shm;
 }
@@ -160,14 +160,14 @@ const struct tly_medium tly_shm = {
     .names = names,
     .in_order = true,
     .inside = true,
-    .allowed = allowed,
-    .listen = listen_at,
+    .allowed = shm_allowed,
+    .listen = shm_listen_at,
     .shut = tly_socket_door_shut,
-    .dial = dial,
+    .dial = shm_dial,
     .start = tly_stream_start,
     .send = tly_stream_send,
-    .close = close_channel,
-    .destroy = destroy,
+    .close = shm_close_channel,
+    .destroy = shm_destroy,
     .detach = tly_shm_detach,
     .lending = &lending,
 };

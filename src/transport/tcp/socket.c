@@ -23,22 +23,22 @@ enum {
     LISTEN_PAUSE_US = 50, /* before the second try; doubles */
 };
 
-static void set(int fd, int level, int name, int value)
+static void socket_set(int fd, int level, int name, int value)
 {
     setsockopt(fd, level, name, &value, sizeof value); /* a hint that fails is no error */
 }
 
 void tly_tcp_tune(int fd)
 {
-    set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_LOW_WATER);
+    socket_set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    socket_set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_LOW_WATER);
     /* bbr, the default of many systems, reaches a third of cubic's goodput when many flows meet. */
     setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
 }
 
 /* Must be set before connect() and listen() to count in the window scale.  Where the system allows less
  * (net.core.rmem_max), its own tuning does better than a fixed small buffer. */
-static void size_buffers(int fd)
+static void socket_size_buffers(int fd)
 {
     int value = RECEIVE_BUFFER;
     if (setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &value, sizeof value) == 0)
@@ -51,7 +51,7 @@ static void size_buffers(int fd)
         fclose(f);
     }
     if (most >= RECEIVE_BUFFER)
-        set(fd, SOL_SOCKET, SO_RCVBUF, value);
+        socket_set(fd, SOL_SOCKET, SO_RCVBUF, value);
 }
 
 int tly_tcp_connect(const struct sockaddr_storage *to, int *out)
@@ -59,7 +59,7 @@ int tly_tcp_connect(const struct sockaddr_storage *to, int *out)
     int fd = tly_socket_open(to->ss_family);
     if (fd < 0)
         return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
-    size_buffers(fd);
+    socket_size_buffers(fd);
     tly_tcp_tune(fd);
     if (connect(fd, (const struct sockaddr *)to, tly_address_len(to)) < 0 && errno != EINPROGRESS) {
         int err = errno;
@@ -72,7 +72,7 @@ int tly_tcp_connect(const struct sockaddr_storage *to, int *out)
     return 0;
 }
 
-static int bind_port(int fd, struct sockaddr_storage *a, uint16_t first, uint16_t last)
+static int socket_bind_port(int fd, struct sockaddr_storage *a, uint16_t first, uint16_t last)
 {
     if (tly_address_port(a) || !first)
         return bind(fd, (struct sockaddr *)a, tly_address_len(a));
@@ -90,16 +90,16 @@ static int bind_port(int fd, struct sockaddr_storage *a, uint16_t first, uint16_
 }
 
 /* 0 with *out listening at *a, of which a port of 0 is chosen; else what went wrong.  EAGAIN: bind() let it, listen() not. */
-static int listen_at(const struct tly_door_config *c, struct sockaddr_storage *a, int *out)
+static int socket_listen_at(const struct tly_door_config *c, struct sockaddr_storage *a, int *out)
 {
     int fd = tly_socket_open(a->ss_family);
     if (fd < 0)
         return errno;
-    set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    socket_set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     if (a->ss_family == AF_INET6)
-        set(fd, IPPROTO_IPV6, IPV6_V6ONLY, !tly_address_is_any(a));
-    size_buffers(fd);
-    int err = bind_port(fd, a, c->first_port, c->last_port) ? errno : 0;
+        socket_set(fd, IPPROTO_IPV6, IPV6_V6ONLY, !tly_address_is_any(a));
+    socket_size_buffers(fd);
+    int err = socket_bind_port(fd, a, c->first_port, c->last_port) ? errno : 0;
     if (err) {
         tly_fd_close(fd);
         return err;
@@ -115,14 +115,14 @@ static int listen_at(const struct tly_door_config *c, struct sockaddr_storage *a
 
 /* Linux refuses both of two sockets that begin to listen on one port at the same moment.  So who was let bind, but not
  * listen, tries again after a time of its own: bind() refuses then if the other one listens. */
-static int listen_alone(const struct tly_door_config *c, struct sockaddr_storage *a, int *out)
+static int socket_listen_alone(const struct tly_door_config *c, struct sockaddr_storage *a, int *out)
 {
     int err = EAGAIN;
     for (int i = 0; i < LISTEN_TRIES && err == EAGAIN; i++) {
         if (i > 0)
             usleep(1 + randombytes_uniform(LISTEN_PAUSE_US << i));
         *a = *c->address;
-        err = listen_at(c, a, out);
+        err = socket_listen_at(c, a, out);
     }
     return err == EAGAIN ? EADDRINUSE : err;
 }
@@ -131,7 +131,7 @@ int tly_tcp_bind(const struct tly_door_config *c, int *out)
 {
     char text[80], holder[TLY_HOLDER];
     struct sockaddr_storage a;
-    int why = listen_alone(c, &a, out);
+    int why = socket_listen_alone(c, &a, out);
     if (!why)
         return 0;
     tly_address_host(c->address, text, sizeof text);

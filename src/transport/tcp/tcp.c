@@ -19,12 +19,12 @@
 
 static const char *const names[] = {"tcp", NULL};
 
-static int fd_of(const struct tly_channel *c)
+static int tcp_fd_of(const struct tly_channel *c)
 {
     return tly_list_entry(c, const struct tly_stream, base)->watch.fd;
 }
 
-static struct tly_channel *make(struct tly_loop *loop, int fd, bool connecting)
+static struct tly_channel *tcp_make(struct tly_loop *loop, int fd, bool connecting)
 {
     struct tly_stream *s = calloc(1, sizeof *s);
     if (!s)
@@ -35,12 +35,12 @@ static struct tly_channel *make(struct tly_loop *loop, int fd, bool connecting)
     return &s->base;
 }
 
-static void destroy(struct tly_channel *c)
+static void tcp_destroy(struct tly_channel *c)
 {
     free(tly_list_entry(c, struct tly_stream, base));
 }
 
-static int dial(const struct tly_dial *d, struct tly_channel **out)
+static int tcp_dial(const struct tly_dial *d, struct tly_channel **out)
 {
     struct sockaddr_storage to;
     int fd, err = tly_address_read(d->where, &to);
@@ -49,25 +49,25 @@ static int dial(const struct tly_dial *d, struct tly_channel **out)
     err = tly_tcp_connect(&to, &fd);
     if (err)
         return err;
-    *out = make(d->loop, fd, true);
+    *out = tcp_make(d->loop, fd, true);
     if (*out)
         return 0;
     tly_fd_close(fd);
     return tly_fail(ENOMEM, "out of memory");
 }
 
-static struct tly_channel *adopt(struct tly_socket_door *d, int fd, const struct sockaddr_storage *from,
-                                 char name[80])
+static struct tly_channel *tcp_adopt(struct tly_socket_door *d, int fd, const struct sockaddr_storage *from,
+                                     char name[80])
 {
     struct sockaddr_storage a = *from;
     tly_tcp_tune(fd);
     tly_address_unmap(&a);
     tly_address_text(&a, name, 80);
-    return make(d->loop, fd, false);
+    return tcp_make(d->loop, fd, false);
 }
 
 /* Where a listening socket listens. */
-static int where_is(int fd, struct sockaddr_storage *out)
+static int tcp_where_is(int fd, struct sockaddr_storage *out)
 {
     socklen_t len = sizeof *out;
     memset(out, 0, sizeof *out);
@@ -78,12 +78,12 @@ static int where_is(int fd, struct sockaddr_storage *out)
     return err;
 }
 
-static int reserve(const struct tly_door_config *c, int *out, uint16_t *port)
+static int tcp_reserve(const struct tly_door_config *c, int *out, uint16_t *port)
 {
     struct sockaddr_storage a;
     int fd, err = tly_tcp_bind(c, &fd);
     if (!err)
-        err = where_is(fd, &a);
+        err = tcp_where_is(fd, &a);
     if (err)
         return err;
     *out = fd;
@@ -91,66 +91,66 @@ static int reserve(const struct tly_door_config *c, int *out, uint16_t *port)
     return 0;
 }
 
-static int listen_at(const struct tly_door_config *c, struct tly_door **out)
+static int tcp_listen_at(const struct tly_door_config *c, struct tly_door **out)
 {
     struct sockaddr_storage a;
     char where[TLY_ENDPOINT];
     int fd = c->reserved, err = fd < 0 ? tly_tcp_bind(c, &fd) : 0;
     if (!err)
-        err = where_is(fd, &a);
+        err = tcp_where_is(fd, &a);
     if (err)
         return err;
     tly_address_text(&a, where, sizeof where);
-    return tly_socket_door_open(&tly_tcp, fd, where, tly_address_port(&a), c, adopt, out);
+    return tly_socket_door_open(&tly_tcp, fd, where, tly_address_port(&a), c, tcp_adopt, out);
 }
 
 /* --- the network --------------------------------------------------------------------------------- */
 
-static void address(const struct tly_channel *c, bool remote, struct sockaddr_storage *out)
+static void tcp_address(const struct tly_channel *c, bool remote, struct sockaddr_storage *out)
 {
     socklen_t len = sizeof *out;
     if (remote)
-        getpeername(fd_of(c), (struct sockaddr *)out, &len);
+        getpeername(tcp_fd_of(c), (struct sockaddr *)out, &len);
     else
-        getsockname(fd_of(c), (struct sockaddr *)out, &len);
+        getsockname(tcp_fd_of(c), (struct sockaddr *)out, &len);
     tly_address_unmap(out);
 }
 
-static int load(const struct tly_channel *c, struct tly_link_load *out)
+static int tcp_load(const struct tly_channel *c, struct tly_link_load *out)
 {
-    return tly_tcp_load(fd_of(c), out);
+    return tly_tcp_load(tcp_fd_of(c), out);
 }
 
-static int64_t queued(const struct tly_channel *c)
+static int64_t tcp_queued(const struct tly_channel *c)
 {
     int bytes;
-    return ioctl(fd_of(c), SIOCOUTQ, &bytes) == 0 ? bytes : -1;
+    return ioctl(tcp_fd_of(c), SIOCOUTQ, &bytes) == 0 ? bytes : -1;
 }
 
-static int64_t unanswered(const struct tly_channel *c)
+static int64_t tcp_unanswered(const struct tly_channel *c)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof info;
-    if (getsockopt(fd_of(c), IPPROTO_TCP, TCP_INFO, &info, &len) != 0)
+    if (getsockopt(tcp_fd_of(c), IPPROTO_TCP, TCP_INFO, &info, &len) != 0)
         return 0;
     return info.tcpi_last_ack_recv * TLY_MS;
 }
 
 static const struct tly_network network = {
-    .address = address, .load = load, .queued = queued, .unanswered = unanswered};
+    .address = tcp_address, .load = tcp_load, .queued = tcp_queued, .unanswered = tcp_unanswered};
 
 const struct tly_medium tly_tcp = {
     .scheme = "tcp",
     .names = names,
     .by_address = true,
     .in_order = true,
-    .listen = listen_at,
+    .listen = tcp_listen_at,
     .shut = tly_socket_door_shut,
-    .reserve = reserve,
-    .dial = dial,
+    .reserve = tcp_reserve,
+    .dial = tcp_dial,
     .start = tly_stream_start,
     .send = tly_stream_send,
     .close = tly_stream_close,
-    .destroy = destroy,
+    .destroy = tcp_destroy,
     .network = &network,
 };
