@@ -22,8 +22,8 @@ void tly_context_init(struct tly_context *c)
 }
 
 /* Of a whole header in which the check is 0. */
-static void write_check(uint8_t check[CHECK_BYTES], const uint8_t header[TLY_FRAME_BYTES],
-                        const uint8_t key[TLY_FRAME_KEY_BYTES])
+static void frame_write_check(uint8_t check[CHECK_BYTES], const uint8_t header[TLY_FRAME_BYTES],
+                              const uint8_t key[TLY_FRAME_KEY_BYTES])
 {
     crypto_shorthash(check, header, TLY_FRAME_BYTES, key);
 }
@@ -64,7 +64,7 @@ uint32_t tly_frame_encode(const struct tly_frame *f, const uint8_t key[TLY_FRAME
     p = tly_put32(p, f->received);
     p = tly_put32(p, f->stable);
     memset(p, 0, CHECK_BYTES);
-    write_check(check, out, key);
+    frame_write_check(check, out, key);
     memcpy(p, check, CHECK_BYTES);
     return same ? TLY_FRAME_LEAST : TLY_FRAME_BYTES;
 }
@@ -74,12 +74,12 @@ uint32_t tly_frame_size(const uint8_t in[TLY_FRAME_LEAST])
     return tly_get16(in + FLAGS_AT) & TLY_SAME ? TLY_FRAME_LEAST : TLY_FRAME_BYTES;
 }
 
-static bool carries_tensor(int type)
+static bool frame_carries_tensor(int type)
 {
     return type == TLY_PUSH || type == TLY_RESULT || type == TLY_FINAL;
 }
 
-static const char *out_of_limits(const struct tly_frame *f)
+static const char *frame_out_of_limits(const struct tly_frame *f)
 {
     if (!tly_frame_is_type(f->type))
         return "unknown frame type";
@@ -89,7 +89,7 @@ static const char *out_of_limits(const struct tly_frame *f)
         return "part too large";
     if (f->place % TLY_ALIGN)
         return "part at an odd place";
-    if (carries_tensor(f->type) && !(f->flags & TLY_MARK)) {
+    if (frame_carries_tensor(f->type) && !(f->flags & TLY_MARK)) {
         if (f->offset % TLY_ALIGN && f->offset != f->length)
             return "fragment at an odd offset";
         if (f->offset > f->length || f->payload > f->length - f->offset)
@@ -115,7 +115,7 @@ int tly_frame_decode(const uint8_t *in, const uint8_t key[TLY_FRAME_KEY_BYTES], 
     }
     memcpy(header, in, CHECK_AT);
     memcpy(header + CONTEXT_AT, context, sizeof last->bytes);
-    write_check(check, header, key);
+    frame_write_check(check, header, key);
     if (sodium_memcmp(check, in + CHECK_AT, CHECK_BYTES) != 0) {
         *why = "a header was altered on its way, or comes from elsewhere";
         return -EPROTO;
@@ -152,7 +152,7 @@ int tly_frame_decode(const uint8_t *in, const uint8_t key[TLY_FRAME_KEY_BYTES], 
         *why = "a frame out of order";
         return -EPROTO;
     }
-    const char *limit = out_of_limits(&g);
+    const char *limit = frame_out_of_limits(&g);
     if (limit) {
         *why = limit;
         return -EPROTO;

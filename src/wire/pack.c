@@ -5,7 +5,7 @@
 
 enum { USUAL = 256 }; /* bytes: most payloads are never moved */
 
-static uint8_t *extend(struct tly_writer *w, size_t more)
+static uint8_t *pack_extend(struct tly_writer *w, size_t more)
 {
     if (w->failed)
         return NULL;
@@ -26,14 +26,14 @@ static uint8_t *extend(struct tly_writer *w, size_t more)
 
 void tly_write32(struct tly_writer *w, uint32_t v)
 {
-    uint8_t *p = extend(w, 4);
+    uint8_t *p = pack_extend(w, 4);
     if (p)
         tly_put32(p, v);
 }
 
 void tly_write64(struct tly_writer *w, uint64_t v)
 {
-    uint8_t *p = extend(w, 8);
+    uint8_t *p = pack_extend(w, 8);
     if (p)
         tly_put64(p, v);
 }
@@ -42,12 +42,12 @@ void tly_write_text(struct tly_writer *w, const char *text)
 {
     size_t n = text ? strlen(text) : 0;
     tly_write32(w, (uint32_t)n);
-    uint8_t *p = extend(w, n);
+    uint8_t *p = pack_extend(w, n);
     if (p && n)
         memcpy(p, text, n);
 }
 
-static const uint8_t *consume(struct tly_reader *r, size_t n)
+static const uint8_t *pack_consume(struct tly_reader *r, size_t n)
 {
     if (r->failed || n > r->len) {
         r->failed = true;
@@ -60,13 +60,13 @@ static const uint8_t *consume(struct tly_reader *r, size_t n)
 
 uint32_t tly_read32(struct tly_reader *r)
 {
-    const uint8_t *p = consume(r, 4);
+    const uint8_t *p = pack_consume(r, 4);
     return p ? tly_get32(p) : 0;
 }
 
 uint64_t tly_read64(struct tly_reader *r)
 {
-    const uint8_t *p = consume(r, 8);
+    const uint8_t *p = pack_consume(r, 8);
     return p ? tly_get64(p) : 0;
 }
 
@@ -75,7 +75,7 @@ void tly_read_text(struct tly_reader *r, char *out, size_t room)
     uint32_t n = tly_read32(r);
     if (n >= room)
         r->failed = true;
-    const uint8_t *p = consume(r, n);
+    const uint8_t *p = pack_consume(r, n);
     out[0] = '\0';
     if (!p)
         return;
