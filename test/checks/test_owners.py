@@ -20,7 +20,7 @@ MOST_FIELDS = {"tally_comm": 40, "tally_op": 40}
 # What the sources call one of them, before "->" or ".".  "": no matter what, so that fields of other structs count, too.
 SHARED = {
     "tally_comm": r"\b(?:c|comm|lockable)",
-    "tally_op": r"\b(?:op|oldest|mark|made|op_of\(\w+\))",
+    "tally_op": r"\b(?:op|oldest|mark|made|engine_op_of\(\w+\))",
     "peer": "",
     "part": "",
 }
