@@ -13,11 +13,11 @@
 
 #include "base/text.h"
 
-enum kind { STR, INT, SIZE, RATE, SECS };
+enum type { STR, INT, SIZE, RATE, SECS };
 
 struct row {
     const char *name;
-    enum kind kind;
+    enum type type;
     bool agreed;
     size_t offset; /* in struct tly_params */
     const char *text;
@@ -31,11 +31,11 @@ struct row {
 #define DEFAULT_SIZE(d) .number = d
 #define DEFAULT_RATE(d) .number = d
 #define DEFAULT_SECS(d) .number = d
-#define ROW(name_, kind_, field_, default_, min_, max_, agreed_, help_) \
+#define ROW(name_, type_, field_, default_, min_, max_, agreed_, help_) \
     {.name = #name_, \
-     .kind = (kind_), \
+     .type = (type_), \
      .offset = offsetof(struct tly_params, field_), \
-     DEFAULT_##kind_(default_), \
+     DEFAULT_##type_(default_), \
      .min = (min_), \
      .max = (max_), \
      .agreed = (agreed_), \
@@ -199,11 +199,11 @@ static const char *param_rate_text(uint64_t rate, char buf[32])
     return rate ? param_unit_text(rate, 1000, "kMGT", buf) : buf;
 }
 
-static const char *param_number_text(enum kind kind, double x, char buf[32])
+static const char *param_number_text(enum type type, double x, char buf[32])
 {
-    if (kind == SIZE)
+    if (type == SIZE)
         return param_size_text((uint64_t)x, buf);
-    if (kind == RATE)
+    if (type == RATE)
         return param_rate_text((uint64_t)x, buf);
     snprintf(buf, 32, "%.10g", x);
     return buf;
@@ -223,11 +223,11 @@ static const char *param_valid_text(const struct row *row, char *buf, size_t len
                                    : c[1]             ? ", "
                                                       : " or ",
                                    *c);
-    } else if (row->kind != STR) {
-        at = (size_t)snprintf(buf, len, "%s to %s%s", param_number_text(row->kind, row->min, lo),
-                              param_number_text(row->kind, row->max, hi),
-                              row->kind == SECS   ? " seconds"
-                              : row->kind == RATE ? " bit/s"
+    } else if (row->type != STR) {
+        at = (size_t)snprintf(buf, len, "%s to %s%s", param_number_text(row->type, row->min, lo),
+                              param_number_text(row->type, row->max, hi),
+                              row->type == SECS   ? " seconds"
+                              : row->type == RATE ? " bit/s"
                                                   : "");
         if (rule->multiple && at < len)
             snprintf(buf + at, len - at, ", a multiple of %u", rule->multiple);
@@ -252,21 +252,21 @@ bool tly_digits(const char **text, bool point, double *number)
     return any;
 }
 
-static bool param_parse_number(enum kind kind, const char *text, double *number)
+static bool param_parse_number(enum type type, const char *text, double *number)
 {
-    bool negative = kind == INT && *text == '-';
+    bool negative = type == INT && *text == '-';
     text += negative;
-    if (!tly_digits(&text, kind == SECS || kind == RATE, number))
+    if (!tly_digits(&text, type == SECS || type == RATE, number))
         return false;
     *number = negative ? -*number : *number;
-    if (kind == RATE) {
+    if (type == RATE) {
         static const char unit[] = "kmgt";
         const char *u = *text ? strchr(unit, *text | 32) : NULL;
         for (const char *at = unit; u && at <= u; at++)
             *number *= 1000;
         text += u != NULL;
     }
-    if (kind == SIZE && *text) {
+    if (type == SIZE && *text) {
         static const char unit[] = "KMGT";
         const char *u = strchr(unit, *text >= 'a' && *text <= 'z' ? *text - 32 : *text);
         if (u) {
@@ -291,7 +291,7 @@ static int param_set_text(const struct row *row, struct tly_params *p, const cha
 
 static int param_set_default(const struct row *row, struct tly_params *p)
 {
-    switch (row->kind) {
+    switch (row->type) {
     case STR:
         return param_set_text(row, p, row->text);
     case INT:
@@ -314,7 +314,7 @@ static int param_set_value(struct reader *r, const struct row *row, const char *
     char valid[256];
     if (!*text)
         return param_set_default(row, r->p) ? param_refuse(r, ENOMEM, "out of memory") : 0;
-    if (row->kind == STR) {
+    if (row->type == STR) {
         const char *word = text;
         if (rule->choices) {
             const char *const *c = rule->choices;
@@ -331,19 +331,19 @@ static int param_set_value(struct reader *r, const struct row *row, const char *
         return param_set_text(row, r->p, word) ? param_refuse(r, ENOMEM, "out of memory") : 0;
     }
     double number; /* exact: no row goes as far as 2^53 */
-    if (!param_parse_number(row->kind, text, &number))
+    if (!param_parse_number(row->type, text, &number))
         return param_refuse(r, EINVAL, "%s=%.200s is no %s: %s", row->name, text,
-                            row->kind == SIZE   ? "size"
-                            : row->kind == RATE ? "rate"
-                            : row->kind == SECS ? "time"
+                            row->type == SIZE   ? "size"
+                            : row->type == RATE ? "rate"
+                            : row->type == SECS ? "time"
                                                 : "number",
                             param_valid_text(row, valid, sizeof valid));
     if (number < row->min || number > row->max || (rule->multiple && (uint64_t)number % rule->multiple))
         return param_refuse(r, EINVAL, "%s=%.200s is out of range: %s", row->name, text,
                             param_valid_text(row, valid, sizeof valid));
-    if (row->kind == INT)
+    if (row->type == INT)
         *(int64_t *)param_field(r->p, row) = (int64_t)number;
-    else if (row->kind == SIZE || row->kind == RATE)
+    else if (row->type == SIZE || row->type == RATE)
         *(uint64_t *)param_field(r->p, row) = (uint64_t)(number + 0.5);
     else
         *(double *)param_field(r->p, row) = number;
@@ -459,7 +459,7 @@ void tly_params_finish(struct tly_params *p)
     if (!p)
         return;
     for (int i = 0; i < ROWS; i++) {
-        if (table[i].kind == STR) {
+        if (table[i].type == STR) {
             char **text = param_field(p, &table[i]);
             free(*text);
             *text = NULL;
@@ -472,7 +472,7 @@ void tly_params_finish(struct tly_params *p)
 /* The value as it may be read back, "" for an unset text. */
 static void param_value_text(const struct tly_params *p, const struct row *row, char *buf, size_t len)
 {
-    switch (row->kind) {
+    switch (row->type) {
     case STR: {
         const char *text = *(char **)param_field(p, row);
         snprintf(buf, len, "%s", !text ? "" : param_rule_of(row)->secret ? "(set)" : text);
@@ -529,8 +529,8 @@ static void param_default_text(const struct row *row, char *buf, size_t len)
 {
     char number[32];
     snprintf(buf, len, "%s",
-             row->kind == STR ? (row->text ? row->text : "")
-                              : param_number_text(row->kind, row->number, number));
+             row->type == STR ? (row->text ? row->text : "")
+                              : param_number_text(row->type, row->number, number));
 }
 
 static void param_print_table(FILE *out, const struct tly_params *p)
@@ -543,7 +543,7 @@ static void param_print_table(FILE *out, const struct tly_params *p)
             continue;
         if (!p)
             param_default_text(row, value, sizeof value);
-        else if (row->kind == SIZE)
+        else if (row->type == SIZE)
             snprintf(value, sizeof value, "%s", param_size_text(*(uint64_t *)param_field(p, row), size));
         else
             param_value_text(p, row, value, sizeof value);
@@ -570,7 +570,7 @@ void tly_json_text(FILE *out, const char *s)
 
 static void param_print_json(FILE *out, const struct tly_params *p)
 {
-    static const char *const kinds[] = {"text", "number", "bytes", "bits_per_s", "seconds"};
+    static const char *const types[] = {"text", "number", "bytes", "bits_per_s", "seconds"};
     char value[4096];
     fprintf(out, "[");
     for (int i = 0; i < ROWS; i++) {
@@ -579,10 +579,10 @@ static void param_print_json(FILE *out, const struct tly_params *p)
         if (rule->hidden)
             continue;
         fprintf(out, "%s\n  {\"name\": \"%s\", \"kind\": \"%s\", \"default\": ", i ? "," : "", row->name,
-                kinds[row->kind]);
-        if (row->kind == RATE && row->number == 0)
+                types[row->type]);
+        if (row->type == RATE && row->number == 0)
             fprintf(out, "null, \"min\": %.17g, \"max\": %.17g", row->min, row->max);
-        else if (row->kind != STR)
+        else if (row->type != STR)
             fprintf(out, "%.17g, \"min\": %.17g, \"max\": %.17g", row->number, row->min, row->max);
         else if (row->text)
             tly_json_text(out, row->text);
@@ -595,11 +595,11 @@ static void param_print_json(FILE *out, const struct tly_params *p)
         if (p) {
             param_value_text(p, row, value, sizeof value);
             fprintf(out, ", \"value\": ");
-            if (row->kind == RATE && *value)
+            if (row->type == RATE && *value)
                 fprintf(out, "%llu", (unsigned long long)*(uint64_t *)param_field(p, row));
-            else if (row->kind != STR && row->kind != RATE)
+            else if (row->type != STR && row->type != RATE)
                 fprintf(out, "%s", value);
-            else if (row->kind == STR && *(char **)param_field(p, row))
+            else if (row->type == STR && *(char **)param_field(p, row))
                 tly_json_text(out, value);
             else
                 fprintf(out, "null");

@@ -8,8 +8,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* X(NAME, kind, field, default, min, max, agreed, help)
- * kind: STR (char *, owned, NULL when unset), INT (int64_t), SIZE (uint64_t bytes, written with or without
+/* X(NAME, type, field, default, min, max, agreed, help)
+ * type: STR (char *, owned, NULL when unset), INT (int64_t), SIZE (uint64_t bytes, written with or without
  * K M G T, powers of 1024), RATE (uint64_t bit/s, k M G T, powers of 1000, 0 when unset), SECS (double seconds).  agreed: ranks compare a digest of these when they join.
  * STR: min/max are ignored.  What a value must hold besides (one of a few words, a multiple of 64, never to be
  * shown) stands in the rules of param.c. */
@@ -63,7 +63,7 @@ struct tly_params {
 #define TLY_FIELD_SIZE(f) uint64_t f;
 #define TLY_FIELD_RATE(f) uint64_t f;
 #define TLY_FIELD_SECS(f) double f;
-#define TLY_FIELD(name, kind, field, ...) TLY_FIELD_##kind(field)
+#define TLY_FIELD(name, type, field, ...) TLY_FIELD_##type(field)
     TLY_PARAM_TABLE(TLY_FIELD)
 #undef TLY_FIELD
 };

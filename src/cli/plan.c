@@ -275,8 +275,8 @@ static int plan_look_inside(const struct plan *p, const struct row *r, struct in
     if (err)
         return err;
     in->seconds = plan.seconds;
-    in->network = plan.bottleneck < 0 || plan.link[plan.bottleneck].kind == TLY_LINK_NET_OUT ||
-                  plan.link[plan.bottleneck].kind == TLY_LINK_NET_IN;
+    in->network = plan.bottleneck < 0 || plan.link[plan.bottleneck].type == TLY_LINK_NET_OUT ||
+                  plan.link[plan.bottleneck].type == TLY_LINK_NET_IN;
     tly_cli_way_text(&m, &plan.way, in->way);
     if (plan.bottleneck >= 0)
         tly_cli_link_text(&m, &plan.link[plan.bottleneck], in->waits);

@@ -400,7 +400,7 @@ static void status_print_job(const struct job *j, const struct asker *a)
     for (size_t i = 0; i < j->service_count; i++) {
         const struct service *x = &j->services[i];
         char where[80];
-        tly_address_join(x->address, (uint16_t)x->port, where, sizeof where);
+        tly_address_compose(x->address, (uint16_t)x->port, where, sizeof where);
         printf("%-12s %-16s %-30s ", x->name, x->host, where);
         if (j->answers[i].err)
             printf("%12s: %s\n", "no answer", j->answers[i].why);
@@ -445,10 +445,10 @@ static void status_json_facts(const struct tly_service_facts *f)
     status_json_text("waits_for", f->waits_for, "");
 }
 
-static void status_json_start(const struct query *q, const char *kind, const char *at)
+static void status_json_start(const struct query *q, const char *what, const char *at)
 {
     printf("{");
-    status_json_text(kind, at, ", ");
+    status_json_text(what, at, ", ");
     status_json_text("job", q->peer.job, ", ");
     printf("\"start\": \"%016" PRIx64 "\", ", q->peer.incarnation);
 }

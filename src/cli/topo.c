@@ -107,7 +107,7 @@ int tly_cli_no_plan(const char *command, const char *xml, int err)
 /* --- JSON --------------------------------------------------------------------------------------------------- */
 
 static const char *const sources[] = {"unknown", "guessed", "found", "given"};
-static const char *const kinds[TLY_LINK_KINDS] = {
+static const char *const types[TLY_LINK_KINDS] = {
     "gpu_up", "gpu_down", "switch_up", "switch_down", "card_up",     "card_down",   "net_out",
     "net_in", "between",  "memory",    "nvlink",      "nvswitch_to", "nvswitch_of",
 };
@@ -198,7 +198,7 @@ static void topo_put_links(const struct tly_cli_topo *t)
         if (l->bytes <= 0)
             continue;
         printf("%s\n    {\"link\": %d, \"kind\": \"%s\", \"of\": %d, \"to\": %d, ", first ? "" : ",", i,
-               kinds[l->kind], l->a, l->b);
+               types[l->type], l->a, l->b);
         topo_put_text("name", tly_cli_link_text(&t->m, l, name), ", ");
         tly_cli_json_number("bytes", l->bytes, ", ");
         tly_cli_json_number("time_s", l->rate.bytes > 0 ? l->seconds : NAN, "}");
@@ -210,7 +210,7 @@ static void topo_put_links(const struct tly_cli_topo *t)
         printf("%s\n    {\"stage\": %d, \"do\": \"%s\", \"from\": [\"%s\", %d], \"to\": [\"%s\", %d], "
                "\"begin\": %llu, "
                "\"end\": %llu, \"bytes\": %.12g, \"links\": [",
-               i ? "," : "", s->stage, verbs[s->verb], places[s->from_at], s->from,
+               i ? "," : "", s->phase, verbs[s->verb], places[s->from_at], s->from,
                s->verb == TLY_DO_EXCHANGE ? "card" : places[s->to_at], s->to, (unsigned long long)s->begin,
                (unsigned long long)s->end, s->bytes);
         for (int j = 0; j < s->links; j++)

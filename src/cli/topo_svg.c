@@ -149,12 +149,12 @@ static void svg_place_all(struct drawing *d)
 
 static const struct tly_inside_link nothing;
 
-static const struct tly_inside_link *svg_find(const struct drawing *d, enum tly_inside_kind kind, int a,
+static const struct tly_inside_link *svg_find(const struct drawing *d, enum tly_inside_link_type type, int a,
                                               int b)
 {
     for (int i = 0; i < d->t->plan.links; i++) {
         const struct tly_inside_link *l = &d->t->plan.link[i];
-        if (l->kind == kind && l->a == a && l->b == b)
+        if (l->type == type && l->a == a && l->b == b)
             return l;
     }
     return &nothing;

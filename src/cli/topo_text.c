@@ -153,29 +153,29 @@ const char *tly_cli_link_text(const struct tly_machine *m, const struct tly_insi
                               char text[TLY_CLI_WORDS])
 {
     char name[TLY_CLI_WORDS] = "";
-    if (l->kind >= TLY_LINK_CARD_UP && l->kind <= TLY_LINK_NET_IN)
+    if (l->type >= TLY_LINK_CARD_UP && l->type <= TLY_LINK_NET_IN)
         tly_cli_card_text(&m->card[l->a], name);
-    if (l->kind == TLY_LINK_SWITCH_UP || l->kind == TLY_LINK_SWITCH_DOWN)
+    if (l->type == TLY_LINK_SWITCH_UP || l->type == TLY_LINK_SWITCH_DOWN)
         topo_text_switch_text(m, l->a, name);
-    switch (l->kind) {
+    switch (l->type) {
     case TLY_LINK_GPU_UP:
     case TLY_LINK_GPU_DOWN:
-        snprintf(text, TLY_CLI_WORDS, "PCIe %s GPU %d", l->kind == TLY_LINK_GPU_UP ? "from" : "to", l->a);
+        snprintf(text, TLY_CLI_WORDS, "PCIe %s GPU %d", l->type == TLY_LINK_GPU_UP ? "from" : "to", l->a);
         break;
     case TLY_LINK_SWITCH_UP:
     case TLY_LINK_SWITCH_DOWN:
         snprintf(text, TLY_CLI_WORDS, "%.200s %s the CPU", name,
-                 l->kind == TLY_LINK_SWITCH_UP ? "to" : "from");
+                 l->type == TLY_LINK_SWITCH_UP ? "to" : "from");
         break;
     case TLY_LINK_CARD_UP:
     case TLY_LINK_CARD_DOWN:
-        snprintf(text, TLY_CLI_WORDS, "PCIe %s card %.200s", l->kind == TLY_LINK_CARD_UP ? "from" : "to",
+        snprintf(text, TLY_CLI_WORDS, "PCIe %s card %.200s", l->type == TLY_LINK_CARD_UP ? "from" : "to",
                  name);
         break;
     case TLY_LINK_NET_OUT:
     case TLY_LINK_NET_IN:
         snprintf(text, TLY_CLI_WORDS, "network %s card %.200s",
-                 l->kind == TLY_LINK_NET_OUT ? "out of" : "into", name);
+                 l->type == TLY_LINK_NET_OUT ? "out of" : "into", name);
         break;
     case TLY_LINK_BETWEEN:
         snprintf(text, TLY_CLI_WORDS, "node %d to node %d", m->node[l->a].number, m->node[l->b].number);
@@ -187,7 +187,7 @@ const char *tly_cli_link_text(const struct tly_machine *m, const struct tly_insi
         snprintf(text, TLY_CLI_WORDS, "NVLink from GPU %d to %d", l->a, l->b);
         break;
     default:
-        snprintf(text, TLY_CLI_WORDS, "NVSwitch %s GPU %d", l->kind == TLY_LINK_NVSWITCH_TO ? "from" : "to",
+        snprintf(text, TLY_CLI_WORDS, "NVSwitch %s GPU %d", l->type == TLY_LINK_NVSWITCH_TO ? "from" : "to",
                  l->a);
         break;
     }
@@ -318,7 +318,7 @@ static void topo_text_print_nvlinks(const struct tly_machine *m)
 
 static bool topo_text_alike(const struct tly_inside_link *a, const struct tly_inside_link *b)
 {
-    return a->kind == b->kind && fabs(a->bytes - b->bytes) <= 1e-6 * a->bytes &&
+    return a->type == b->type && fabs(a->bytes - b->bytes) <= 1e-6 * a->bytes &&
            fabs(a->seconds - b->seconds) <= 1e-6 * a->seconds;
 }
 
@@ -335,27 +335,27 @@ static void topo_text_name_alike(const struct tly_cli_topo *t, int from, char te
             n++;
         }
     tly_cli_list_text(same, list);
-    if (n > 1 && l->kind <= TLY_LINK_GPU_DOWN)
-        snprintf(text, TLY_CLI_WORDS, "PCIe %s GPU %.200s", l->kind == TLY_LINK_GPU_UP ? "from" : "to", list);
-    else if (n > 1 && l->kind >= TLY_LINK_NVSWITCH_TO)
+    if (n > 1 && l->type <= TLY_LINK_GPU_DOWN)
+        snprintf(text, TLY_CLI_WORDS, "PCIe %s GPU %.200s", l->type == TLY_LINK_GPU_UP ? "from" : "to", list);
+    else if (n > 1 && l->type >= TLY_LINK_NVSWITCH_TO)
         snprintf(text, TLY_CLI_WORDS, "NVSwitch %s GPU %.200s",
-                 l->kind == TLY_LINK_NVSWITCH_TO ? "from" : "to", list);
-    else if (n > 1 && l->kind == TLY_LINK_NVLINK)
+                 l->type == TLY_LINK_NVSWITCH_TO ? "from" : "to", list);
+    else if (n > 1 && l->type == TLY_LINK_NVLINK)
         snprintf(text, TLY_CLI_WORDS, "NVLinks, %d of them", n);
-    else if (n > 1 && (l->kind == TLY_LINK_NET_IN || l->kind == TLY_LINK_NET_OUT))
-        snprintf(text, TLY_CLI_WORDS, "network %s %d cards", l->kind == TLY_LINK_NET_OUT ? "out of" : "into",
+    else if (n > 1 && (l->type == TLY_LINK_NET_IN || l->type == TLY_LINK_NET_OUT))
+        snprintf(text, TLY_CLI_WORDS, "network %s %d cards", l->type == TLY_LINK_NET_OUT ? "out of" : "into",
                  n);
-    else if (n > 1 && l->kind <= TLY_LINK_CARD_DOWN)
-        snprintf(text, TLY_CLI_WORDS, "PCIe %s %d %s", l->kind & 1 ? "to" : "from", n,
-                 l->kind <= TLY_LINK_SWITCH_DOWN ? "switches" : "cards");
+    else if (n > 1 && l->type <= TLY_LINK_CARD_DOWN)
+        snprintf(text, TLY_CLI_WORDS, "PCIe %s %d %s", l->type & 1 ? "to" : "from", n,
+                 l->type <= TLY_LINK_SWITCH_DOWN ? "switches" : "cards");
     else
         tly_cli_link_text(&t->m, l, text);
 }
 
 static bool topo_text_printed_before(const struct tly_cli_topo *t, int link)
 {
-    enum tly_inside_kind kind = t->plan.link[link].kind;
-    bool one_line = kind != TLY_LINK_BETWEEN && kind != TLY_LINK_MEMORY;
+    enum tly_inside_link_type type = t->plan.link[link].type;
+    bool one_line = type != TLY_LINK_BETWEEN && type != TLY_LINK_MEMORY;
     for (int i = 0; i < link && one_line; i++)
         if (topo_text_alike(&t->plan.link[link], &t->plan.link[i]))
             return true;
@@ -374,7 +374,7 @@ static void topo_text_print_links(const struct tly_cli_topo *t, bool wide)
         topo_text_name_alike(t, i, name);
         printf("%-44s %10s", name, tly_cli_bytes_text(l->bytes, bytes));
         if (l->rate.bytes <= 0) {
-            printf(l->kind <= TLY_LINK_GPU_DOWN ? "\n" : "   rate not known\n");
+            printf(l->type <= TLY_LINK_GPU_DOWN ? "\n" : "   rate not known\n");
             continue;
         }
         printf(" %11s  ", tly_cli_time_text(l->seconds, busy));

@@ -105,7 +105,7 @@ static void joining_fill_in(tally_comm *c, struct tally_op *op, struct tensor *t
     tly_wait_begin(&op->wait);
     op->input = op->output = op->zeros;
     tly_chain_choose(c, op); /* the team, as on the rank that has submitted it */
-    tly_shared_stand_in(&op->shared);
+    tly_sharing_stand_in(&op->shared);
 }
 
 /* 0: it has begun, or need not; -EBUSY: not yet; -ENOMEM. */

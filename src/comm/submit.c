@@ -292,7 +292,7 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
     tly_names_lock(&c->names);
     err = submit_name_op(c, r, op);
     uint64_t bytes = op->bytes;
-    bool local = tly_shared_is_direct(&op->shared);
+    bool local = tly_sharing_is_direct(&op->shared);
     if (!err)
         tly_stamp(c->trace, TLY_AT_SUBMITTED, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)bytes);
     if (!err && !local) { /* before anybody can ask how far the name has come */
@@ -350,7 +350,7 @@ int tally_op_cancel(tally_op *op, const char *reason)
         tly_op_cancel(c, op);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
-    if (tly_shared_is_direct(&op->shared))
-        tly_shared_take_back(&op->shared);
+    if (tly_sharing_is_direct(&op->shared))
+        tly_sharing_take_back(&op->shared);
     return 0;
 }

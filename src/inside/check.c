@@ -42,7 +42,7 @@ static int check_above(int parent, int node)
 static void check_ends(const struct tly_machine *m, const struct tly_inside_link *l, int *from, int *to)
 {
     int a = l->a, way[2] = {NOWHERE, NOWHERE};
-    switch (l->kind) {
+    switch (l->type) {
     case TLY_LINK_GPU_UP:
     case TLY_LINK_GPU_DOWN:
         way[0] = GPU + a;
@@ -80,8 +80,8 @@ static void check_ends(const struct tly_machine *m, const struct tly_inside_link
         break;
     }
     bool back =
-        l->kind == TLY_LINK_GPU_DOWN || l->kind == TLY_LINK_SWITCH_DOWN || l->kind == TLY_LINK_CARD_DOWN ||
-        l->kind == TLY_LINK_NET_IN || l->kind == TLY_LINK_NVSWITCH_OF;
+        l->type == TLY_LINK_GPU_DOWN || l->type == TLY_LINK_SWITCH_DOWN || l->type == TLY_LINK_CARD_DOWN ||
+        l->type == TLY_LINK_NET_IN || l->type == TLY_LINK_NVSWITCH_OF;
     *from = way[back];
     *to = way[!back];
 }
@@ -89,7 +89,7 @@ static void check_ends(const struct tly_machine *m, const struct tly_inside_link
 /* What the machine says that a link carries. */
 static double check_rate_of(const struct tly_machine *m, const struct tly_inside_link *l)
 {
-    switch (l->kind) {
+    switch (l->type) {
     case TLY_LINK_GPU_UP:
     case TLY_LINK_GPU_DOWN:
         return m->gpu[l->a].link.bytes;
@@ -160,9 +160,9 @@ static int check_walk(struct replay *r, int number, const struct tly_inside_step
         check_ends(m, l, &from, &next);
         if (from != at)
             return check_wrong(r, "step %d: link %d begins elsewhere", number, i);
-        bus |= l->kind == TLY_LINK_GPU_UP;
-        out |= l->kind == TLY_LINK_NET_OUT && at == card;
-        back |= l->kind == TLY_LINK_NET_IN && next == card;
+        bus |= l->type == TLY_LINK_GPU_UP;
+        out |= l->type == TLY_LINK_NET_OUT && at == card;
+        back |= l->type == TLY_LINK_NET_IN && next == card;
         at = next;
     }
     if (at != to)
@@ -176,7 +176,7 @@ static int check_walk(struct replay *r, int number, const struct tly_inside_step
     for (int i = 0; i < s->links; i++) {
         const struct tly_inside_link *l = &r->plan->link[s->link[i]];
         double rate = check_rate_of(m, l);
-        bool of_bus = l->kind <= TLY_LINK_SWITCH_DOWN;
+        bool of_bus = l->type <= TLY_LINK_SWITCH_DOWN;
         if (slow && of_bus && m->across.bytes > 0 && m->across.bytes < rate)
             rate = m->across.bytes;
         r->bytes[s->link[i]] += bytes;

@@ -67,9 +67,10 @@ int tly_inside_sound(const struct tly_machine *m)
 
 /* --- the table of links ------------------------------------------------------------------------------------- */
 
-static void graph_add(struct tly_inside *out, enum tly_inside_kind kind, int a, int b, struct tly_rate rate)
+static void graph_add(struct tly_inside *out, enum tly_inside_link_type type, int a, int b,
+                      struct tly_rate rate)
 {
-    out->link[out->links++] = (struct tly_inside_link){.kind = kind, .a = a, .b = b, .rate = rate};
+    out->link[out->links++] = (struct tly_inside_link){.type = type, .a = a, .b = b, .rate = rate};
 }
 
 static int graph_count_nvlinks(const struct tly_machine *m)

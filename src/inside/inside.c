@@ -37,7 +37,7 @@ static double inside_longest(const struct tly_inside *out, bool bus, int *which)
 {
     double most = 0;
     for (int i = 0; i < out->links; i++)
-        if (out->link[i].seconds > most && (!bus || out->link[i].kind <= TLY_LINK_SWITCH_DOWN)) {
+        if (out->link[i].seconds > most && (!bus || out->link[i].type <= TLY_LINK_SWITCH_DOWN)) {
             most = out->link[i].seconds;
             if (which)
                 *which = i;
@@ -229,7 +229,7 @@ static void inside_weigh_copies(struct tly_inside_work *w)
     out->why_copied =
         saves && known ? TLY_COPIED_USED
         : saves        ? TLY_COPIED_MEMORY_UNKNOWN
-        : busiest >= 0 && out->link[busiest].kind == TLY_LINK_MEMORY
+        : busiest >= 0 && out->link[busiest].type == TLY_LINK_MEMORY
             ? TLY_COPIED_MEMORY_BOUND
             : TLY_COPIED_NO_GAIN;
     if (out->why_copied == TLY_COPIED_USED)

@@ -12,7 +12,7 @@
  *   check.c   replays the steps, and shares no code with the files that make them
  *   better.c  other places for a card or a GPU
  *
- * Every way has the same six stages, of which some may be empty:
+ * Every way has the same six phases, of which some may be empty:
  *   1  the GPUs of a group reduce: each byte to the one of them that owns it
  *   2  owners copy what they own to the memory of their processor
  *   3  processors add what the groups sent, and bring it together at the node of the network card
@@ -39,7 +39,7 @@ struct tly_inside_job {
 
 /* --- links and steps ---------------------------------------------------------------------------------------- */
 
-enum tly_inside_kind {
+enum tly_inside_link_type {
     TLY_LINK_GPU_UP, /* a's PCIe link, away from it */
     TLY_LINK_GPU_DOWN,
     TLY_LINK_SWITCH_UP, /* of switch a, towards the processor */
@@ -57,7 +57,7 @@ enum tly_inside_kind {
 };
 
 struct tly_inside_link {
-    enum tly_inside_kind kind;
+    enum tly_inside_link_type type;
     int a, b;
     struct tly_rate rate;
     double bytes;   /* that cross it */
@@ -74,7 +74,7 @@ enum tly_inside_verb {
 };
 
 struct tly_inside_step {
-    uint8_t stage, verb, from_at, to_at, from, to;
+    uint8_t phase, verb, from_at, to_at, from, to;
     bool across;         /* a copy between GPUs that leaves their PCIe switch, and is slow */
     uint64_t begin, end; /* of M */
     double bytes;        /* that cross each of its links */

@@ -51,10 +51,10 @@ static void choose(double traffic)
 
 #define EIGHT_MACHINES 1.75
 
-static double bytes_on(enum tly_inside_kind kind, int a)
+static double bytes_on(enum tly_inside_link_type type, int a)
 {
     for (int i = 0; i < plan.links; i++)
-        if (plan.link[i].kind == kind && plan.link[i].a == a)
+        if (plan.link[i].type == type && plan.link[i].a == a)
             return plan.link[i].bytes;
     fail_msg("there is no such link");
     return 0;
@@ -135,7 +135,7 @@ static void the_pcie_machine(void **state)
     }
     near(bytes_on(TLY_LINK_NET_OUT, 0), 1.75 * M, 1e-8);
     near(plan.seconds, 1.75 * M / (100 * GBIT), 1e-8); /* the card is what all wait for */
-    assert_int_equal(plan.link[plan.bottleneck].kind, TLY_LINK_NET_OUT);
+    assert_int_equal(plan.link[plan.bottleneck].type, TLY_LINK_NET_OUT);
     /* x*, as Eq. 8 and 9 have it; the memory's bandwidth is not known, so it is not done, and it would not help. */
     near(plan.best_copied, 0.2, 1e-6);
     near(plan.without_copied_seconds / plan.best_copied_seconds, 1.09, 4e-3);
@@ -286,7 +286,7 @@ static void symmetric_with_nvlink(void **state)
         else
             near(bytes_on(TLY_LINK_NET_OUT, c), 1.75 * M / 8, 1e-8);
     for (int i = 0; i < plan.links; i++) /* what a GPU owns goes over the card beside it */
-        if (plan.link[i].kind == TLY_LINK_BETWEEN)
+        if (plan.link[i].type == TLY_LINK_BETWEEN)
             assert_true(plan.link[i].bytes == 0);
 }
 
@@ -301,7 +301,7 @@ static void ports_without_switches(void **state)
     choose(EIGHT_MACHINES);
     assert_true(plan.way.base == TLY_GROUP_SINGLE && machine.notes > 0);
     assert_true(bytes_on(TLY_LINK_NET_OUT, 0) > 0); /* of unknown rate, so in no time */
-    assert_int_not_equal(plan.link[plan.bottleneck].kind, TLY_LINK_NET_OUT);
+    assert_int_not_equal(plan.link[plan.bottleneck].type, TLY_LINK_NET_OUT);
 }
 
 static void neither_rule(void **state)
@@ -352,7 +352,7 @@ static void one_machine_alone(void **state)
     choose(0);
     for (int i = 0; i < plan.links; i++) { /* NVLink alone, and as Patarasu and Yuan have it */
         const struct tly_inside_link *l = &plan.link[i];
-        bool nvswitch = l->kind == TLY_LINK_NVSWITCH_TO || l->kind == TLY_LINK_NVSWITCH_OF;
+        bool nvswitch = l->type == TLY_LINK_NVSWITCH_TO || l->type == TLY_LINK_NVSWITCH_OF;
         if (nvswitch)
             near(l->bytes, 2 * 7.0 / 8 * M, 1e-8);
         else

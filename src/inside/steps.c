@@ -15,9 +15,9 @@ struct group {
     uint8_t order[TLY_MAX_GPUS];
 };
 
-static bool steps_on_bus(enum tly_inside_kind kind)
+static bool steps_on_bus(enum tly_inside_link_type type)
 {
-    return kind <= TLY_LINK_SWITCH_DOWN;
+    return type <= TLY_LINK_SWITCH_DOWN;
 }
 
 /* One step, along a path. */
@@ -32,7 +32,7 @@ static void steps_emit(struct tly_inside_work *w, struct tly_inside_step s, cons
         struct tly_inside_link *l = &out->link[p->link[i]];
         double rate = l->rate.bytes;
         l->bytes += s.bytes;
-        if (slow > 0 && slow < rate && steps_on_bus(l->kind))
+        if (slow > 0 && slow < rate && steps_on_bus(l->type))
             rate = slow;
         if (rate > 0)
             l->seconds += s.bytes / rate;
@@ -52,11 +52,11 @@ static void steps_emit(struct tly_inside_work *w, struct tly_inside_step s, cons
     out->step[out->steps++] = s;
 }
 
-static struct tly_inside_step steps_make(int stage, int verb, int from_at, int from, int to_at, int to,
+static struct tly_inside_step steps_make(int phase, int verb, int from_at, int from, int to_at, int to,
                                          uint64_t begin, uint64_t end)
 {
     return (struct tly_inside_step){
-        .stage = (uint8_t)stage,
+        .phase = (uint8_t)phase,
         .verb = (uint8_t)verb,
         .from_at = (uint8_t)from_at,
         .from = (uint8_t)from,
@@ -107,7 +107,7 @@ static void steps_cut(struct tly_inside_work *w)
             }
 }
 
-/* --- stages 1 and 6: within a group ------------------------------------------------------------------------- */
+/* --- phases 1 and 6: within a group ------------------------------------------------------------------------- */
 
 static void steps_gather_group(const struct tly_inside_work *w, int group, struct group *g)
 {
@@ -178,7 +178,7 @@ static void steps_within_groups(struct tly_inside_work *w, bool back)
     }
 }
 
-/* --- stages 2 to 5: the processors' memory and the network --------------------------------------------------- */
+/* --- phases 2 to 5: the processors' memory and the network --------------------------------------------------- */
 
 static void steps_with_processor(struct tly_inside_work *w, bool back)
 {

@@ -37,7 +37,7 @@ enum {
 
 bool tly_change_concerns(const struct member *m)
 {
-    return m->joined && !m->left && m->info.role == TLY_ROLE_RANK;
+    return m->entered && !m->left && m->info.role == TLY_ROLE_RANK;
 }
 
 /* To whom: */
@@ -63,7 +63,7 @@ static void change_post_roster(struct tly_coordinator *c, int type, uint16_t fla
         struct member *m = tly_list_entry(n, struct member, node);
         if (whom == BEHIND
                 ? change_is_behind(m)
-                : tly_change_concerns(m) || (whom == ALL && m->joined && m->service != TLY_NO_SERVICE))
+                : tly_change_concerns(m) || (whom == ALL && m->entered && m->service != TLY_NO_SERVICE))
             tly_coordinator_post(m, type, flags, w->data, w->len);
     }
 }
@@ -438,7 +438,7 @@ static void change_take_back(struct member *m)
         m->service = known ? at : TLY_NO_SERVICE;
     if (!is_rank && !known)
         tly_coordinator_post_verdict(m, EAGAIN, "the job goes on without this tallyd");
-    m->joined = is_rank || known;
+    m->entered = is_rank || known;
 }
 
 /* Nobody so far was in so new an epoch: what its member knows is what the coordinator knows. */
@@ -481,10 +481,10 @@ static int change_take_newest(struct tly_coordinator *c, struct tly_roster *rost
     c->number = number > c->number ? number : c->number;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
-        if (!m->joined || m->waiting)
+        if (!m->entered || m->waiting)
             continue;
         change_take_back(m);
-        c->tallyds_here -= !m->joined;
+        c->tallyds_here -= !m->entered;
     }
     return 0;
 }
@@ -503,7 +503,7 @@ static int change_adopt(struct tly_coordinator *c, struct tly_roster *roster, ui
     c->resuming = true;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
-        m->waiting = m->joined && m->info.role == TLY_ROLE_TALLYD;
+        m->waiting = m->entered && m->info.role == TLY_ROLE_TALLYD;
     }
     return 0;
 }
@@ -544,7 +544,7 @@ int tly_change_resumed(struct member *m, struct tly_reader *r, const char **why)
         if (is_rank) {
             c->ranks[m->info.rank] = m;
             c->ranks_here++;
-        } else if (m->joined) {
+        } else if (m->entered) {
             c->tallyds_here++;
         }
         m->begun = m->proved = true;

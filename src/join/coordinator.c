@@ -107,7 +107,7 @@ static void coordinator_advance(struct tly_coordinator *c)
         bool begun = true;
         for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
             struct member *m = tly_list_entry(n, struct member, node);
-            begun &= !m->joined || (m->begun && !m->accused_at);
+            begun &= !m->entered || (m->begun && !m->accused_at);
         }
         if (begun) {
             c->state = RUNNING;
@@ -143,7 +143,7 @@ static bool coordinator_fits(struct tly_coordinator *c, const struct member *m)
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *o = tly_list_entry(n, struct member, node);
         const struct tly_member_info *other = &o->info;
-        if (!o->joined || o == m || other->role != TLY_ROLE_RANK || me->role != TLY_ROLE_RANK)
+        if (!o->entered || o == m || other->role != TLY_ROLE_RANK || me->role != TLY_ROLE_RANK)
             continue;
         if (other->size != me->size) {
             tly_coordinator_fail(c, EPROTO, "rank %u on %s was started for %u ranks, rank %u on %s for %u",
@@ -191,7 +191,7 @@ static void coordinator_on_member_info(struct member *m)
         return;
     }
     if ((c->state == RUNNING || c->resuming) && m->info.role == TLY_ROLE_TALLYD) {
-        m->joined = m->waiting = true;
+        m->entered = m->waiting = true;
         c->tallyds_here++;
         coordinator_advance(c);
         return;
@@ -223,7 +223,7 @@ static void coordinator_on_member_info(struct member *m)
         c->ranks[m->info.rank] = m;
         c->ranks_here++;
     }
-    m->joined = true;
+    m->entered = true;
     coordinator_advance(c);
 }
 
@@ -261,7 +261,7 @@ static void coordinator_answer(struct member *watcher)
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
         const struct tly_member_info *info = &m->info;
-        if (!m->joined)
+        if (!m->entered)
             continue;
         struct tly_status_member *out = &s.members[s.member_count++];
         *out = (struct tly_status_member){.role = info->role,
@@ -319,7 +319,7 @@ static void coordinator_on_goodbye(struct member *m)
 {
     struct tly_coordinator *c = m->c;
     m->left = true;
-    if (m->joined && m->info.role == TLY_ROLE_RANK && m->info.rank < c->roster.rank_count)
+    if (m->entered && m->info.role == TLY_ROLE_RANK && m->info.rank < c->roster.rank_count)
         coordinator_note_left(c, m->info.rank);
     if (m->service != TLY_NO_SERVICE)
         c->roster.services[m->service].left = true;
@@ -337,7 +337,7 @@ static int coordinator_on_roster(struct member *m, const struct tly_frame *f, st
     if (f->flags & TLY_REQUEST) {
         m->nonce_seen = tly_read64(r);
         m->proved = true;
-    } else if (m->joined || tly_member_read(r, &m->info) != 0 ||
+    } else if (m->entered || tly_member_read(r, &m->info) != 0 ||
                m->info.role != tly_link_peer(m->link)->role) {
         *why = "a member that cannot be read";
         return -EPROTO;
@@ -370,7 +370,7 @@ static int coordinator_frame(void *user, struct tly_link *l, const struct tly_fr
         tly_judge_complaint(m, f, &r);
         break;
     case TLY_PACE:
-        if (!m->joined || m->info.role != TLY_ROLE_RANK)
+        if (!m->entered || m->info.role != TLY_ROLE_RANK)
             break;
         if (f->flags & TLY_MARK)
             tly_slow_heard(m, &r);
@@ -436,15 +436,15 @@ static void coordinator_lose(struct member *m, int err, const char *why)
     char name[200];
     tly_coordinator_name(m, name, sizeof name);
     /* A goodbye counts once the job runs; before that it leaves a hole in the roster like any other end. */
-    bool lost = m->joined && (!m->left || (c->state < RUNNING && !c->resuming));
+    bool lost = m->entered && (!m->left || (c->state < RUNNING && !c->resuming));
     bool is_rank = m->info.role == TLY_ROLE_RANK;
-    if (m->joined && is_rank) {
+    if (m->entered && is_rank) {
         c->ranks[m->info.rank] = NULL;
         c->ranks_here--;
     }
-    if (m->joined && !is_rank)
+    if (m->entered && !is_rank)
         c->tallyds_here--;
-    if (m->joined && !is_rank && c->state <= RUNNING) {
+    if (m->entered && !is_rank && c->state <= RUNNING) {
         tly_change_evict(m, why);
         lost = false; /* nothing is lost with it; before the start it is simply not there */
     }
@@ -522,7 +522,7 @@ static const char *coordinator_unready(const struct tly_coordinator *c, char *ou
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
         bool ready = c->state == PROVING ? m->proved || m->info.role != TLY_ROLE_RANK : m->begun;
-        if (m->joined && !ready) {
+        if (m->entered && !ready) {
             tly_coordinator_name(m, out, len);
             break;
         }

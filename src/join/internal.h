@@ -57,7 +57,7 @@ struct member {
     struct tly_outbox outbox;
     struct tly_member_info info;
     bool known; /* waited for at the end: has shown the secret, or is about to; does not only watch */
-    bool joined, proved, begun, left;
+    bool entered, proved, begun, left;
     bool drained;  /* a rank that has joined as tally_join() has it: all that it had submitted has ended */
     bool stranded; /* ... and has been told that another one has left instead */
     uint64_t nonce_seen;
@@ -165,7 +165,7 @@ struct tly_coordinator {
         uint32_t who;             /* a service, or a rank that takes longer by itself */
         struct tly_lateness late; /* of that rank */
         struct turns {
-            int kind;                     /* of the newest holder; 0: there was none yet */
+            int role;                     /* of the newest holder; 0: there was none yet */
             uint64_t last;                /* its rank, or the incarnation of its service */
             uint32_t count;               /* of holders, each another one than the one before, */
             int64_t at[TLY_SLOW_TURNS];   /* ring: since when, awake clock, */
@@ -204,7 +204,7 @@ struct tly_coordinator {
 /* To one member; out of memory: its connection ends. */
 void tly_coordinator_post(struct member *m, int type, uint16_t flags, const void *data, size_t len);
 void tly_coordinator_post_verdict(struct member *m, int err, const char *sentence);
-/* To all that have joined. */
+/* To all members. */
 void tly_coordinator_post_all(struct tly_coordinator *c, int type, const void *data, size_t len);
 /* End the job with a sentence that all members get; the first one counts.  err: an errno.  The loop's next prepare step
  * sends it, by tly_coordinator_tell_last(). */

@@ -55,7 +55,7 @@ void tly_join_look(struct tly_coordinator *c)
         join_write_joined(&w, c->roster.joins, last);
         for (struct tly_list *n = c->members.next; n != &c->members && !w.failed; n = n->next) {
             struct member *m = tly_list_entry(n, struct member, node);
-            if (m->joined)
+            if (m->entered)
                 tly_coordinator_post(m, TLY_JOINED, TLY_LAST, w.data, w.len);
         }
         if (w.failed)
@@ -68,7 +68,7 @@ int tly_join_heard(struct member *m, struct tly_reader *r, const char **why)
 {
     struct tly_coordinator *c = m->c;
     uint32_t joins = tly_read32(r), drained = tly_read32(r), rank = m->info.rank;
-    if (r->failed || !m->joined || rank >= c->roster.rank_count || joins > c->roster.joins) {
+    if (r->failed || !m->entered || rank >= c->roster.rank_count || joins > c->roster.joins) {
         *why = "a malformed join";
         return -EPROTO;
     }

@@ -50,16 +50,16 @@ void tly_judge_complaint(struct member *m, const struct tly_frame *f, struct tly
     uint32_t err = tly_read32(r);
     tly_read_text(r, sentence, sizeof sentence);
     uint64_t service = tly_read64(r);
-    if ((!m->joined && c->state != GATHERING) || r->failed)
+    if ((!m->entered && c->state != GATHERING) || r->failed)
         return;
     struct member *accused = tly_change_find_tallyd(c, service);
     if (!err && service && !accused && c->state <= RUNNING && !judge_is_embedded(c, service))
         return; /* it is out already */
-    if (!err && accused && m->joined) {
+    if (!err && accused && m->entered) {
         judge_accuse(m, accused, sentence);
         return;
     }
-    if (!m->joined) /* it has failed before it could say more of itself */
+    if (!m->entered) /* it has failed before it could say more of itself */
         m->info = (struct tly_member_info){.role = TLY_ROLE_RANK, .rank = tly_link_peer(m->link)->rank};
     tly_coordinator_name(m, name, sizeof name);
     if (f->flags & TLY_MARK) {
@@ -87,7 +87,7 @@ static void judge_put_out(struct member *m, const char *why)
 
 bool tly_judge_is_silent(const struct member *m, char *why, size_t len)
 {
-    if (!m->joined || m->info.role == TLY_ROLE_RANK ||
+    if (!m->entered || m->info.role == TLY_ROLE_RANK ||
         m->c->loop.awake - tly_link_heard_at(m->link) <= TALLYD_SILENCE_S * TLY_SEC)
         return false;
     snprintf(why, len, "silent for %d s (stopped, or cut off)", TALLYD_SILENCE_S);
@@ -115,7 +115,7 @@ static bool judge_is_silent(const struct member *m)
 static const char *judge_charge(const struct tly_coordinator *c, const struct member *m, char *text,
                                 size_t len)
 {
-    bool starts = c->state == INVITING && m->joined && m->service != TLY_NO_SERVICE && !m->begun;
+    bool starts = c->state == INVITING && m->entered && m->service != TLY_NO_SERVICE && !m->begun;
     if ((m->invited && c->invitation && c->loop.awake - c->invited_at >= MEET_S * TLY_SEC) ||
         (starts && c->loop.awake - c->inviting_at >= MEET_S * TLY_SEC)) {
         snprintf(text, len,

@@ -174,13 +174,13 @@ static void slow_name_holder(const struct tly_coordinator *c, enum tly_why why, 
 static void slow_note_turn(struct tly_coordinator *c, enum tly_why why, uint32_t who)
 {
     struct turns *t = &c->slow.turns;
-    int kind = slow_is_rank(why) ? 1 : why == TLY_WHY_ALL_CARDS ? 2 : 3;
+    int role = slow_is_rank(why) ? 1 : why == TLY_WHY_ALL_CARDS ? 2 : 3;
     /* Another tallyd may have got the index of one that is gone. */
-    uint64_t holder = kind == 3 ? c->roster.services[who].incarnation : who;
-    if (why == TLY_WHY_NOBODY || (kind == t->kind && holder == t->last))
+    uint64_t holder = role == 3 ? c->roster.services[who].incarnation : who;
+    if (why == TLY_WHY_NOBODY || (role == t->role && holder == t->last))
         return;
     uint32_t at = t->count++ % TLY_SLOW_TURNS;
-    t->kind = kind;
+    t->role = role;
     t->last = holder;
     t->at[at] = c->loop.awake;
     slow_name_holder(c, why, who, t->who[at], sizeof t->who[at]);

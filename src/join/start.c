@@ -74,7 +74,7 @@ static bool start_find_face(const struct tly_coordinator *c, struct sockaddr_sto
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct member *m = tly_list_entry(n, struct member, node);
         struct sockaddr_storage from;
-        if (!m->joined)
+        if (!m->entered)
             continue;
         tly_link_address(m->link, true, &from);
         if (tly_place_is_own(&from))
@@ -221,7 +221,7 @@ static int start_make_roster(struct tly_coordinator *c, struct tly_roster *r, bo
     r->service_count = r->machine_count;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
-        if (!m->joined || m->info.role != TLY_ROLE_TALLYD)
+        if (!m->entered || m->info.role != TLY_ROLE_TALLYD)
             continue;
         m->service = r->service_count++;
         tly_start_add(c, r, m->service, &m->info);
@@ -354,7 +354,7 @@ static void start_drop_unplaced(struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
-        if (!m->joined || m->info.role != TLY_ROLE_TALLYD)
+        if (!m->entered || m->info.role != TLY_ROLE_TALLYD)
             continue;
         struct tly_roster_service s = start_service_of(&m->info, 0);
         struct tly_roster one = {.service_count = 1, .services = &s};
@@ -362,7 +362,7 @@ static void start_drop_unplaced(struct tly_coordinator *c)
             continue;
         tly_warn("join", "%s; the job goes on without it", tly_error());
         tly_coordinator_post_verdict(m, EINVAL, tly_error());
-        m->joined = false;
+        m->entered = false;
         c->tallyds_here--;
     }
 }
@@ -422,7 +422,7 @@ static void start_take_given(struct tly_coordinator *c)
         struct member *m = tly_list_entry(n, struct member, node);
         bool once = false;
         uint64_t rate = start_given_rate(c->given, m->info.host, &once);
-        if (m->joined && rate)
+        if (m->entered && rate)
             start_take(c, m, rate, once, true);
     }
 }
@@ -445,7 +445,7 @@ void tly_start_survey(struct tly_coordinator *c)
             c->survey = NULL;
         for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
             struct member *m = tly_list_entry(n, struct member, node);
-            if (!m->joined || !c->survey)
+            if (!m->entered || !c->survey)
                 continue;
             bool rank = m->info.role == TLY_ROLE_RANK;
             uint32_t service = rank ? r.ranks[m->info.rank].machine : m->service;
@@ -483,7 +483,7 @@ static void start_take_results(struct tly_coordinator *c)
         struct member *m = tly_list_entry(n, struct member, node);
         uint64_t rate = 0;
         bool once;
-        if (!m->joined || !tly_survey_result(c->survey, m->card, &rate, &once))
+        if (!m->entered || !tly_survey_result(c->survey, m->card, &rate, &once))
             continue;
         if (rate) /* else what was said of it counts */
             start_take(c, m, rate, once, m->stands);
@@ -519,7 +519,7 @@ void tly_start_go_on_measuring(struct tly_coordinator *c)
     for (struct tly_list *n = c->members.next; n != &c->members && c->step.round; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
         struct tly_measure meet;
-        if (!m->joined || !m->stands || !tly_survey_meet(c->survey, m->card, &meet))
+        if (!m->entered || !m->stands || !tly_survey_meet(c->survey, m->card, &meet))
             continue;
         m->silent |= !go;
         start_post_measure(m, go ? &c->step : &meet);

@@ -31,7 +31,7 @@ void tly_coordinator_post_all(struct tly_coordinator *c, int type, const void *d
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct member *m = tly_list_entry(n, struct member, node);
-        if (m->joined)
+        if (m->entered)
             tly_coordinator_post(m, type, 0, data, len);
     }
 }

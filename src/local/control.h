@@ -55,12 +55,12 @@ struct tly_post {
 };
 _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
 
-/* Who does which part of a large operation.  Generation in the upper half, a number below.  In a team each rank has one
+/* Who does which chunk of a large operation.  Generation in the upper half, a number below.  In a team each rank has one
  * for each of its operations: `next` is not 0 once its buffers are not lent any more, `done` counts results in them.  What
  * goes through windows: staging.c. */
 struct tly_work {
-    _Alignas(64) _Atomic uint64_t next; /* the next part to be taken */
-    _Atomic uint64_t done;   /* parts (or ranks) that are done; release, pairs with acquire in work.c */
+    _Alignas(64) _Atomic uint64_t next; /* the next chunk to be taken */
+    _Atomic uint64_t done;   /* chunks (or ranks) that are done; release, pairs with acquire in work.c */
     _Atomic uint64_t window; /* its place in the segment */
     /* Of a team: what its rank's post does not say, for one that stands in.  The post publishes it. */
     struct {
@@ -82,7 +82,7 @@ struct tly_control {
     _Atomic uint32_t failed;  /* its private memory must not be touched any more */
     _Atomic uint32_t writing; /* 1 + the rank into whose private memory it is just writing */
     _Atomic uint32_t
-        working; /* 1 + the entry of which it is just doing a part; in a team some name of the round */
+        working; /* 1 + the entry of which it is just doing a chunk; in a team some name of the round */
     _Alignas(64) _Atomic uint32_t bell;       /* futex; anybody adds */
     _Atomic uint32_t state;                   /* of the start */
     uint64_t probe, probe_at;                 /* a number in private memory, for the others to try */

@@ -1,6 +1,6 @@
 /* engine.h - the engine of one rank: its view of the others, its rounds and lists, and the calls that start and wake it.
  *
- * `lock` guards all that stands below it in struct tly_local, and is held while parts are worked on.  `inbox_lock` guards
+ * `lock` guards all that stands below it in struct tly_local, and is held while chunks are worked on.  `inbox_lock` guards
  * the two lists below it.  Above them are what stays as it is once the engine has begun, and atomics that any thread may
  * read. */
 #ifndef TLY_LOCAL_ENGINE_H
@@ -33,12 +33,12 @@ struct tly_round {
     uint32_t joins; /* how often all ranks had joined before it */
     uint32_t lead;  /* the lowest rank that has posted it; once all that will have */
     bool posted, over, counted;
-    bool asked;                      /* for this rank to stand in */
-    const struct tly_way *way;       /* once this rank posts it (way.h) */
-    uint32_t staged, summed, copied; /* of windows: how far this rank is; the last: with its own result */
-    uint64_t order;                  /* where the lowest rank's post was in its ring */
-    uint64_t moved;                  /* bytes of the result in this rank's memory; once it has begun */
-    uint32_t parts, part_bytes, gen;
+    bool asked;                        /* for this rank to stand in */
+    const struct tly_way *way;         /* once this rank posts it (way.h) */
+    uint32_t staged, summed, copied;   /* of windows: how far this rank is; the last: with its own result */
+    uint64_t order;                    /* where the lowest rank's post was in its ring */
+    uint64_t moved;                    /* bytes of the result in this rank's memory; once it has begun */
+    uint32_t chunks, chunk_bytes, gen; /* of a team: its parts */
     struct tly_work *work;
     uint8_t *data; /* owned: payloads, `room` each */
     uint32_t room;
@@ -79,7 +79,7 @@ struct tly_local {
     struct tly_list inbox;
     struct tly_list landed; /* pieces */
 
-    pthread_mutex_t lock; /* the engine: guards all below, and is held while parts are worked on */
+    pthread_mutex_t lock; /* the engine: guards all below, and is held while chunks are worked on */
     struct tly_map rounds;
     struct tly_list ops;     /* of ours, by age */
     struct tly_list backlog; /* no room in the ring */

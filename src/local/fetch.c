@@ -42,7 +42,7 @@ static bool fetch_take_room(struct tly_local *l, struct tly_round *r)
 static enum tly_begun fetch_begin(struct tly_local *l, struct tly_round *r)
 {
     tly_work_share(l, r);
-    r->parts = l->count;
+    r->chunks = l->count;
     if (!r->op->call->gathered || fetch_take_room(l, r))
         return TLY_BEGUN;
     l->calls->broken(l->user, ENOMEM, "no memory for an allgather's result");

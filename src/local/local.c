@@ -22,7 +22,7 @@
 
 enum {
     LINGER_NS = 2000,  /* longest that a submission looks for the others' posts, where its caller will wait */
-    STOPPED_MS = 1000, /* who takes longer over a part is stopped, and not waited for at a failure */
+    STOPPED_MS = 1000, /* who takes longer over a chunk is stopped, and not waited for at a failure */
 };
 
 /* --- the beginning ------------------------------------------------------------------------------ */

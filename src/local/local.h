@@ -118,7 +118,7 @@ struct tly_local_config {
     uint64_t job;            /* its incarnation */
     const uint8_t *secret;   /* as in a struct tly_identity */
     int patience_ms;         /* for the others at the start */
-    int stuck_ms;            /* who takes longer over a part is stopped, and ends the job */
+    int stuck_ms;            /* who takes longer over a chunk is stopped, and ends the job */
 };
 
 enum { TLY_LOCAL_RANKS = 64 }; /* most */

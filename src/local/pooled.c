@@ -1,8 +1,8 @@
 /* pooled.c - the way of large reductions whose tensors all lie in the pool.
  *
- * The tensor is cut into parts.  Whoever is free takes the next one, reads it from all ranks and writes the sum to all ranks,
+ * The tensor is cut into chunks.  Whoever is free takes the next one, reads it from all ranks and writes the sum to all ranks,
  * so a rank that computes delays nobody: the others do its share.  The work entry of the lowest rank that has posted counts
- * the parts that are taken, and those that are done.
+ * the chunks that are taken, and those that are done.
  *
  * All under the engine's lock. */
 #include <string.h>
@@ -14,11 +14,11 @@
 #include "reduce/reduce.h"
 
 enum {
-    LEAST_PART = 8 << 10,
-    HANDY_PART = 16 << 10, /* smaller only where ranks would be idle */
-    MOST_PART = 256 << 10,
+    LEAST_CHUNK = 8 << 10,
+    HANDY_CHUNK = 16 << 10, /* smaller only where ranks would be idle */
+    MOST_CHUNK = 256 << 10,
     BLOCK = TLY_ZEROS, /* sums are copied to the other ranks while the first cache has them */
-    PARTS_EACH = 2,    /* for each rank, at least, of a large tensor */
+    CHUNKS_EACH = 2,   /* for each rank, at least, of a large tensor */
 };
 
 static bool pooled_suits(const struct tly_local *l, const struct tly_round *r, bool all)
@@ -36,14 +36,14 @@ static bool pooled_prepare(struct tly_local *l, struct tly_round *r)
 
 void tly_pooled_cut(const struct tly_local *l, struct tly_round *r)
 {
-    uint64_t bytes = r->op->bytes, one = bytes / l->count, part = one / PARTS_EACH;
-    part = part < HANDY_PART ? HANDY_PART : part > MOST_PART ? MOST_PART : part;
-    part = one > part ? part : one < LEAST_PART ? LEAST_PART : one;
-    part = (part + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
-    while ((bytes + part - 1) / part > UINT32_MAX / 2)
-        part *= 2;
-    r->part_bytes = (uint32_t)part;
-    r->parts = (uint32_t)((bytes + part - 1) / part);
+    uint64_t bytes = r->op->bytes, one = bytes / l->count, chunk = one / CHUNKS_EACH;
+    chunk = chunk < HANDY_CHUNK ? HANDY_CHUNK : chunk > MOST_CHUNK ? MOST_CHUNK : chunk;
+    chunk = one > chunk ? chunk : one < LEAST_CHUNK ? LEAST_CHUNK : one;
+    chunk = (chunk + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
+    while ((bytes + chunk - 1) / chunk > UINT32_MAX / 2)
+        chunk *= 2;
+    r->chunk_bytes = (uint32_t)chunk;
+    r->chunks = (uint32_t)((bytes + chunk - 1) / chunk);
 }
 
 static enum tly_begun pooled_begin(struct tly_local *l, struct tly_round *r)
@@ -68,7 +68,7 @@ static void pooled_reduce_block(struct tly_local *l, const struct tly_round *r, 
 
 static bool pooled_is_left(const struct tly_round *r, uint64_t next)
 {
-    return (uint32_t)(next >> 32) == r->gen && (uint32_t)next < r->parts;
+    return (uint32_t)(next >> 32) == r->gen && (uint32_t)next < r->chunks;
 }
 
 static bool pooled_can_step(const struct tly_local *l, const struct tly_round *r, const struct tly_turn *turn)
@@ -76,14 +76,14 @@ static bool pooled_can_step(const struct tly_local *l, const struct tly_round *r
     return pooled_is_left(r, atomic_load_explicit(&r->work->next, memory_order_relaxed));
 }
 
-static bool pooled_take_chunk(struct tly_round *r, uint32_t *part)
+static bool pooled_take_chunk(struct tly_round *r, uint32_t *chunk)
 {
     uint64_t v = atomic_load_explicit(&r->work->next, memory_order_relaxed);
     do
         if (!pooled_is_left(r, v))
             return false;
     while (!atomic_compare_exchange_weak(&r->work->next, &v, v + 1));
-    *part = (uint32_t)v;
+    *chunk = (uint32_t)v;
     return true;
 }
 
@@ -100,14 +100,14 @@ static bool pooled_reduce_range(struct tly_local *l, const struct tly_round *r, 
 
 static bool pooled_step(struct tly_local *l, struct tly_round *r, const struct tly_turn *turn)
 {
-    uint32_t part;
+    uint32_t chunk;
     if (!pooled_can_step(l, r, turn))
         return false;
-    /* A rank that gives the round up takes all parts, or sets `failed`, then looks at `working`. */
+    /* A rank that gives the round up takes all chunks, or sets `failed`, then looks at `working`. */
     atomic_store(&l->own->working, r->posts[r->lead].work + 1u);
-    bool ok = !tly_work_is_given_up(l) && pooled_take_chunk(r, &part);
+    bool ok = !tly_work_is_given_up(l) && pooled_take_chunk(r, &chunk);
     if (ok) {
-        uint64_t from = (uint64_t)part * r->part_bytes, to = from + r->part_bytes;
+        uint64_t from = (uint64_t)chunk * r->chunk_bytes, to = from + r->chunk_bytes;
         ok = pooled_reduce_range(l, r, from, to < r->op->bytes ? to : r->op->bytes);
     }
     atomic_store_explicit(&l->own->working, 0, memory_order_release);

@@ -65,14 +65,14 @@ static bool staging_suits(const struct tly_local *l, const struct tly_round *r, 
 /* In blocks. */
 static uint32_t staging_slots(const struct tly_round *r)
 {
-    uint32_t most = WINDOW / r->part_bytes;
-    return r->parts < most ? r->parts : most;
+    uint32_t most = WINDOW / r->chunk_bytes;
+    return r->chunks < most ? r->chunks : most;
 }
 
 static uint64_t staging_length_of(const struct tly_round *r, uint32_t block)
 {
-    uint64_t from = (uint64_t)block * r->part_bytes, left = r->op->bytes - from;
-    return left < r->part_bytes ? left : r->part_bytes;
+    uint64_t from = (uint64_t)block * r->chunk_bytes, left = r->op->bytes - from;
+    return left < r->chunk_bytes ? left : r->chunk_bytes;
 }
 
 /* How far a rank is; one that uses its entry for something else has ended the round, and it ended well. */
@@ -95,16 +95,16 @@ static uint32_t staging_summed_by(const struct tly_local *l, const struct tly_ro
 
 static void staging_cut(const struct tly_local *l, struct tly_round *r)
 {
-    uint64_t part = (r->op->bytes / l->count + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
+    uint64_t block = (r->op->bytes / l->count + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
     uint64_t most = WINDOW / (2 * l->count) / TLY_PAGE * TLY_PAGE; /* twice round the ranks */
-    part = part > most ? most : part;
-    r->part_bytes = part < TLY_PAGE ? TLY_PAGE : (uint32_t)part;
-    r->parts = (uint32_t)((r->op->bytes + r->part_bytes - 1) / r->part_bytes);
+    block = block > most ? most : block;
+    r->chunk_bytes = block < TLY_PAGE ? TLY_PAGE : (uint32_t)block;
+    r->chunks = (uint32_t)((r->op->bytes + r->chunk_bytes - 1) / r->chunk_bytes);
 }
 
 /* --- steps --------------------------------------------------------------------------------------- */
 
-/* The next block that this rank sums; no less than r->parts: there is none. */
+/* The next block that this rank sums; no less than r->chunks: there is none. */
 static uint64_t staging_next_sum(const struct tly_local *l, const struct tly_round *r)
 {
     return (uint64_t)r->summed * l->count + staging_first_of(l, r, l->me);
@@ -113,7 +113,7 @@ static uint64_t staging_next_sum(const struct tly_local *l, const struct tly_rou
 static bool staging_can_sum(const struct tly_local *l, const struct tly_round *r)
 {
     uint64_t block = staging_next_sum(l, r);
-    if (block >= r->parts)
+    if (block >= r->chunks)
         return false;
     for (uint32_t i = 0; i < l->count; i++)
         if (i != l->me && staged_by(l, r, i) <= block)
@@ -141,13 +141,13 @@ static bool staging_can_open(const struct tly_local *l, const struct tly_round *
 
 static bool staging_can_put_in(const struct tly_local *l, const struct tly_round *r, bool first)
 {
-    return r->staged < r->parts && r->staged < r->copied + staging_slots(r) &&
+    return r->staged < r->chunks && r->staged < r->copied + staging_slots(r) &&
            (r->op->borrowed || staging_can_open(l, r, first));
 }
 
 static bool staging_can_take_out(const struct tly_local *l, const struct tly_round *r)
 {
-    if (r->copied == r->parts)
+    if (r->copied == r->chunks)
         return false;
     uint32_t owner = staging_owner_of(l, r, r->copied);
     if (owner != l->me && r->copied >= r->staged) /* nobody can have summed it, whatever he says */
@@ -173,7 +173,7 @@ static bool staging_can_step(const struct tly_local *l, const struct tly_round *
 
 static bool staging_is_finished(const struct tly_round *r)
 {
-    return r->copied == r->parts;
+    return r->copied == r->chunks;
 }
 
 /* Is all of it summed? */
@@ -181,7 +181,7 @@ static bool staging_is_summed(const struct tly_local *l, const struct tly_round 
 {
     for (uint32_t i = 0; i < l->count; i++) {
         uint32_t first = staging_first_of(l, r, i),
-                 share = r->parts > first ? (r->parts - first - 1) / l->count + 1 : 0;
+                 share = r->chunks > first ? (r->chunks - first - 1) / l->count + 1 : 0;
         if ((i == l->me ? r->summed : staging_summed_by(l, r, i)) < share)
             return false;
     }
@@ -193,7 +193,7 @@ static bool staging_is_summed(const struct tly_local *l, const struct tly_round 
 static uint8_t *staging_seen(struct tly_local *l, const struct tly_round *r, uint32_t rank, uint32_t block)
 {
     uint64_t window = atomic_load_explicit(&staging_work_of(l, r, rank)->window, memory_order_relaxed);
-    uint64_t place = window + (uint64_t)(block % staging_slots(r)) * r->part_bytes, all = l->at[rank].bytes;
+    uint64_t place = window + (uint64_t)(block % staging_slots(r)) * r->chunk_bytes, all = l->at[rank].bytes;
     uint64_t length = staging_length_of(r, block);
     if (window >= sizeof(struct tly_control) && window <= all && place <= all && length <= all - place)
         return l->at[rank].base + place;
@@ -208,7 +208,7 @@ static bool staging_sum_block(struct tly_local *l, const struct tly_round *r, ui
 {
     const struct tly_local_op *op = r->op;
     struct tly_reduction how = tly_work_how(l, op);
-    uint64_t from = (uint64_t)block * r->part_bytes, len = staging_length_of(r, block);
+    uint64_t from = (uint64_t)block * r->chunk_bytes, len = staging_length_of(r, block);
     const uint8_t *in[TLY_LOCAL_RANKS];
     uint8_t *out[TLY_LOCAL_RANKS];
     for (uint32_t i = 0; i < l->count; i++) {
@@ -270,7 +270,7 @@ static bool staging_open_window(struct tly_local *l, struct tly_round *r)
         return true;
     op->borrowed = staging_kept_window(l, 0);
     if (!op->borrowed && !l->no_more &&
-        tly_pool_borrow(l->segment, (uint64_t)staging_slots(r) * r->part_bytes, &op->borrowed) != 0) {
+        tly_pool_borrow(l->segment, (uint64_t)staging_slots(r) * r->chunk_bytes, &op->borrowed) != 0) {
         op->borrowed = NULL;
         l->no_more = true; /* until one is given back */
     }
@@ -350,8 +350,8 @@ static bool staging_put_in(struct tly_local *l, struct tly_round *r, bool first)
         return false;
     uint32_t block = r->staged++;
     if (staging_owner_of(l, r, block) != l->me)
-        memcpy((uint8_t *)r->op->borrowed + (uint64_t)(block % staging_slots(r)) * r->part_bytes,
-               (const uint8_t *)r->op->input + (uint64_t)block * r->part_bytes, staging_length_of(r, block));
+        memcpy((uint8_t *)r->op->borrowed + (uint64_t)(block % staging_slots(r)) * r->chunk_bytes,
+               (const uint8_t *)r->op->input + (uint64_t)block * r->chunk_bytes, staging_length_of(r, block));
     atomic_store_explicit(&staging_work_of(l, r, l->me)->next,
                           (uint64_t)r->posts[l->me].gen << 32 | r->staged, memory_order_release);
     return true;
@@ -364,8 +364,8 @@ static bool staging_take_out(struct tly_local *l, struct tly_round *r)
     uint32_t block = r->copied;
     if (staging_owner_of(l, r, block) != l->me && !tly_post_is_pooled(&r->posts[l->me])) {
         assert(r->op->borrowed); /* it has put that block in */
-        memcpy((uint8_t *)r->op->output + (uint64_t)block * r->part_bytes,
-               (const uint8_t *)r->op->borrowed + (uint64_t)(block % staging_slots(r)) * r->part_bytes,
+        memcpy((uint8_t *)r->op->output + (uint64_t)block * r->chunk_bytes,
+               (const uint8_t *)r->op->borrowed + (uint64_t)(block % staging_slots(r)) * r->chunk_bytes,
                staging_length_of(r, block));
     }
     r->copied++;
@@ -389,7 +389,7 @@ static enum tly_begun staging_begin(struct tly_local *l, struct tly_round *r)
     r->work = staging_work_of(l, r, l->me);
     r->gen = r->posts[l->me].gen;
     if (tly_post_is_pooled(&r->posts[l->me])) {
-        r->staged = r->parts;
+        r->staged = r->chunks;
         atomic_store_explicit(&r->work->next, (uint64_t)r->gen << 32 | r->staged, memory_order_release);
         tly_local_tell(l);
     }

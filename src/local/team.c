@@ -69,9 +69,9 @@ static enum tly_begun team_begin(struct tly_local *l, struct tly_round *r)
 {
     r->work = team_work_of(l, r, l->me);
     r->gen = r->posts[l->me].gen;
-    r->parts = r->op->parts;
+    r->chunks = r->op->parts;
     for (uint32_t i = 0; i < l->count; i++)
-        if (r->posts[i].first_dim != r->parts || r->posts[i].work >= TLY_WORKS) {
+        if (r->posts[i].first_dim != r->chunks || r->posts[i].work >= TLY_WORKS) {
             l->calls->broken(l->user, EPROTO, "the ranks of a machine have cut a tensor differently");
             return TLY_BEGUN_NEVER;
         }
@@ -176,7 +176,7 @@ static bool team_spread_piece(struct tly_local *l, const struct tly_round *r,
     for (uint32_t i = 0; i < l->count; i++) {
         /* acq_rel: who sees the last one sees all that came before. */
         uint64_t v = atomic_fetch_add_explicit(&team_work_of(l, r, i)->done, 1, memory_order_acq_rel) + 1;
-        last |= (uint32_t)v == r->parts;
+        last |= (uint32_t)v == r->chunks;
     }
     if (last)
         tly_local_tell(l);

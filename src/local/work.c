@@ -197,7 +197,7 @@ bool tly_work_count(struct tly_local *l, const struct tly_round *r)
         return false;
     /* acq_rel: the results of all that came before are there for who sees the last one. */
     uint64_t v = atomic_fetch_add_explicit(&r->work->done, 1, memory_order_acq_rel) + 1;
-    if ((uint32_t)v == r->parts)
+    if ((uint32_t)v == r->chunks)
         tly_local_tell(l);
     return true;
 }
@@ -205,5 +205,5 @@ bool tly_work_count(struct tly_local *l, const struct tly_round *r)
 bool tly_work_is_finished(const struct tly_round *r)
 {
     uint64_t v = atomic_load_explicit(&r->work->done, memory_order_acquire);
-    return (uint32_t)(v >> 32) != r->gen || (uint32_t)v >= r->parts;
+    return (uint32_t)(v >> 32) != r->gen || (uint32_t)v >= r->chunks;
 }

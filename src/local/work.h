@@ -27,7 +27,7 @@ bool tly_work_lend(struct tly_local *l, struct tly_local_op *op, struct tly_post
 bool tly_work_take_entry(struct tly_local *l, struct tly_post *own);
 /* The round's work entry is that of the lowest rank that has posted it. */
 void tly_work_share(struct tly_local *l, struct tly_round *r);
-/* One more part, or rank, is done: whoever counts the last one tells the others.  False: not where a rank has failed. */
+/* One more chunk, or rank, is done: whoever counts the last one tells the others.  False: not where a rank has failed. */
 bool tly_work_count(struct tly_local *l, const struct tly_round *r);
 /* Has all of it been counted? */
 bool tly_work_is_finished(const struct tly_round *r);
@@ -45,7 +45,7 @@ bool tly_work_is_given_up(const struct tly_local *l);
 
 /* --- pooled.c --- */
 
-/* Cut a large reduction into parts. */
+/* Cut a large reduction into chunks. */
 void tly_pooled_cut(const struct tly_local *l, struct tly_round *r);
 
 /* --- staging.c --- */

@@ -1,4 +1,4 @@
-/* work_test.c - cutting a tensor into parts; waiting for a neighbour that is in the midst of one, and does not go on; one
+/* work_test.c - cutting a tensor into chunks; waiting for a neighbour that is in the midst of one, and does not go on; one
  * whose memory has ended. */
 #include <pthread.h>
 #include <setjmp.h>
@@ -186,13 +186,13 @@ static void test_dying(void **state)
     end_neighbour(l);
 }
 
-/* While a tensor is too small for two parts each, every rank has one, and none is smaller than 8 KB. */
+/* While a tensor is too small for two chunks each, every rank has one, and none is smaller than 8 KB. */
 static void test_cut(void **state)
 {
     static const struct {
         uint32_t ranks;
         uint64_t bytes;
-        uint32_t parts, part_bytes;
+        uint32_t chunks, chunk_bytes;
     } cases[] = {
         {2, 4100, 1, 8 << 10},      {2, 16 << 10, 2, 8 << 10},          {2, (16 << 10) + 4, 2, 12 << 10},
         {2, 64 << 10, 4, 16 << 10}, {2, 1 << 20, 4, 256 << 10},         {2, 64 << 20, 256, 256 << 10},
@@ -205,8 +205,8 @@ static void test_cut(void **state)
         static struct tly_local l;
         l.count = cases[i].ranks;
         tly_pooled_cut(&l, &r);
-        assert_int_equal(r.parts, cases[i].parts);
-        assert_int_equal(r.part_bytes, cases[i].part_bytes);
+        assert_int_equal(r.chunks, cases[i].chunks);
+        assert_int_equal(r.chunk_bytes, cases[i].chunk_bytes);
     }
 }
 

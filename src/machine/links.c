@@ -174,7 +174,7 @@ static const struct {
     const char *name, *form;
     int words;
     int (*take)(struct line *);
-} kinds[] = {
+} types[] = {
     {"nvlink", "nvlink GPU GPU RATE", 4, links_nvlink},
     {"nvswitch", "nvswitch GPU|all RATE", 3, links_nvswitch},
     {"pcie", "pcie NAME|gpus|switches|cards|all RATE", 3, links_pcie},
@@ -197,11 +197,11 @@ static int links_take_line(struct line *l, char *text)
     }
     if (!l->words)
         return 0;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strcmp(kinds[i].name, l->word[0]) == 0) {
-            if (kinds[i].words == l->words)
-                return kinds[i].take(l);
-            snprintf(l->why, l->size, "this line should be \"%s\"", kinds[i].form);
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(types[i].name, l->word[0]) == 0) {
+            if (types[i].words == l->words)
+                return types[i].take(l);
+            snprintf(l->why, l->size, "this line should be \"%s\"", types[i].form);
             return -EINVAL;
         }
     return links_refuse(l, l->word[0],

@@ -92,10 +92,10 @@ static bool reading_good_address(const char *text)
 
 static enum type reading_type_of(const struct tly_xml *x, const char *name)
 {
-    char kind[16];
+    char which[16];
     if (strcmp(name, "Bridge") == 0) {
-        tly_xml_get(x, "bridge_type", kind, sizeof kind);
-        return strncmp(kind, "0-", 2) == 0 ? HOST_BRIDGE : BRIDGE;
+        tly_xml_get(x, "bridge_type", which, sizeof which);
+        return strncmp(which, "0-", 2) == 0 ? HOST_BRIDGE : BRIDGE;
     }
     return strcmp(name, "Core") == 0       ? CORE
            : strcmp(name, "NUMANode") == 0 ? NUMA
@@ -140,17 +140,17 @@ static struct item *reading_ancestor(struct reading *r, int of, enum type type)
 /* A network interface, or an RDMA device, belongs to its card. */
 static void reading_read_system_device(struct reading *r, const struct tly_xml *x, struct item *i)
 {
-    char kind[16];
+    char which[16];
     struct item *card = reading_ancestor(r, i->parent, DEVICE);
-    tly_xml_get(x, "osdev_type", kind, sizeof kind);
+    tly_xml_get(x, "osdev_type", which, sizeof which);
     tly_xml_get(x, "name", i->name, sizeof i->name);
     if (!card || !i->name[0])
         return;
-    if (strcmp(kind, "2") == 0) {
+    if (strcmp(which, "2") == 0) {
         card->ports++;
         if (!card->net[0])
             memcpy(card->net, i->name, sizeof card->net - 1);
-    } else if (strcmp(kind, "3") == 0 && !card->rdma[0])
+    } else if (strcmp(which, "3") == 0 && !card->rdma[0])
         memcpy(card->rdma, i->name, sizeof card->rdma - 1);
 }
 

@@ -489,9 +489,9 @@ static void nonsense_is_survived(void **state)
 {
     static const double bad[] = {0, INFINITY, -INFINITY, NAN, -1, -0., 1e300, 5e-324};
     enum { BAD = sizeof bad / sizeof *bad };
-    for (int kind = 0; kind < 5 * BAD; kind++) {
+    for (int place = 0; place < 5 * BAD; place++) {
         struct cluster c;
-        double x = bad[kind % BAD];
+        double x = bad[place % BAD];
         cluster_start(&c, 4, 2, NULL, 0);
         cluster_run(&c, 10);
         for (int i = 0; i < 100; i++) {
@@ -500,7 +500,7 @@ static void nonsense_is_survived(void **state)
                 c.s[k].card = (struct tly_sight){60, .6, .6};
                 c.s[k].sums = (struct tly_sight){10, 0, 0};
             }
-            switch (kind / BAD) {
+            switch (place / BAD) {
             case 0:
                 c.s[5].card.rate = x;
                 break;

@@ -141,7 +141,7 @@ int tly_members_learn(struct session *p, const struct tly_frame *f, const void *
     return err;
 }
 
-const struct members *tly_members_join(struct session *p, const struct members *a, const struct members *b)
+const struct members *tly_members_unite(struct session *p, const struct members *a, const struct members *b)
 {
     struct tly_job *job = p->job;
     uint32_t *rank = malloc((a->count + (size_t)b->count) * sizeof *rank), count = 0;

@@ -36,6 +36,6 @@ int tly_members_begin(struct tly_job *job, const struct tly_roster *roster);
 void tly_members_finish(struct tly_job *job);
 bool tly_members_have(const struct members *m, uint32_t rank);
 /* The ranks of both, as a list that counts among this rank's; NULL: out of memory, or one too many. */
-const struct members *tly_members_join(struct session *p, const struct members *a, const struct members *b);
+const struct members *tly_members_unite(struct session *p, const struct members *a, const struct members *b);
 
 #endif

@@ -48,7 +48,7 @@ bool tly_round_widen(struct session *p, struct round *r, const struct members *w
     struct tly_job *job = p->job;
     if (r->complete && !r->verdict)
         tly_verdict_too_late(p, r);
-    const struct members *all = tly_members_join(p, r->who, who);
+    const struct members *all = tly_members_unite(p, r->who, who);
     if (!all) {
         tly_outbox_lose(&p->outbox);
         return false;

@@ -87,9 +87,9 @@ static inline bool tly_round_all_arrived(const struct round *r)
     return r->arrived == r->who->count;
 }
 
-/* A rank's push of a round, or the round itself (TLY_NO_PEER), has come to a stage of the timeline.  Parts between
+/* A rank's push of a round, or the round itself (TLY_NO_PEER), has come to a moment of the timeline.  Parts between
  * two ranks have numbers of their own, which the timeline could not tell apart. */
-static inline void tly_round_stamp(const struct tly_job *job, const struct round *r, enum tly_stage stage,
+static inline void tly_round_stamp(const struct tly_job *job, const struct round *r, enum tly_moment stage,
                                    uint32_t rank)
 {
     if (r->head.group & TLY_PAIR)

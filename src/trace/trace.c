@@ -17,11 +17,11 @@ _Static_assert(sizeof(struct tly_stamp) == 32, "two to a cache line");
 
 enum { NO_PEER = 0xffff, NAME = 512 };
 
-/* What lies between two stages. A stage that begins anew what has begun already (a part that was asked for
+/* What lies between two moments. A moment that begins anew what has begun already (a part that was asked for
  * again) begins a second row of slices. */
 static const struct span {
     enum tly_row row;
-    enum tly_stage from, to;
+    enum tly_moment from, to;
 } spans[] = {
     {TLY_ROW_OPERATION, TLY_AT_SUBMITTED, TLY_AT_DONE},  {TLY_ROW_QUEUE, TLY_AT_QUEUED, TLY_AT_ADMITTED},
     {TLY_ROW_LINE, TLY_AT_ADMITTED, TLY_AT_FIRST},       {TLY_ROW_SEND, TLY_AT_FIRST, TLY_AT_SENT},
@@ -31,14 +31,14 @@ static const struct span {
     {TLY_ROW_CHANGE, TLY_AT_PREPARED, TLY_AT_COMMITTED},
 };
 
-static bool trace_is_head(enum tly_stage s)
+static bool trace_is_head(enum tly_moment s)
 {
     return s == TLY_AT_SUBMITTED || s == TLY_AT_QUEUED || s == TLY_AT_OPENED || s == TLY_AT_ARRIVING ||
            s == TLY_AT_ANSWERING || s == TLY_AT_PREPARED;
 }
 
-/* The last stage of the chain that a stage belongs to. */
-static enum tly_stage trace_chain_end(enum tly_stage s)
+/* The last moment of the chain that a moment belongs to. */
+static enum tly_moment trace_chain_end(enum tly_moment s)
 {
     return s <= TLY_AT_DONE       ? TLY_AT_DONE
            : s <= TLY_AT_LANDED   ? TLY_AT_LANDED
@@ -133,9 +133,9 @@ static int trace_by_part(const void *x, const void *y)
     ORDER(a->round, b->round);
     ORDER(a->part, b->part);
     ORDER(a->peer, b->peer);
-    ORDER(trace_chain_end(a->stage), trace_chain_end(b->stage));
+    ORDER(trace_chain_end(a->moment), trace_chain_end(b->moment));
     ORDER(a->at, b->at);
-    ORDER(a->stage, b->stage);
+    ORDER(a->moment, b->moment);
     return 0;
 }
 
@@ -149,11 +149,11 @@ static int trace_by_age(const void *x, const void *y)
 static bool trace_same_chain(const struct tly_stamp *a, const struct tly_stamp *b)
 {
     return a->key == b->key && a->round == b->round && a->part == b->part && a->peer == b->peer &&
-           trace_chain_end(a->stage) == trace_chain_end(b->stage);
+           trace_chain_end(a->moment) == trace_chain_end(b->moment);
 }
 
 /* Slices of the stamps of one chain; at[]: 0 where there is none. */
-static int trace_add_slices(struct tly_process *p, const struct tly_stamp *s, const int64_t at[TLY_STAGES],
+static int trace_add_slices(struct tly_process *p, const struct tly_stamp *s, const int64_t at[TLY_MOMENTS],
                             int64_t end)
 {
     for (size_t i = 0; i < sizeof spans / sizeof *spans; i++) {
@@ -194,7 +194,7 @@ int64_t tly_trace_slices(struct tly_trace *t, int64_t end, struct tly_process *o
     int err = 0;
     for (uint64_t i = 0; i < kept && !err; i++) {
         struct tly_stamp s = sorted[i];
-        if (s.stage == TLY_IN_FLIGHT)
+        if (s.moment == TLY_IN_FLIGHT)
             err = tly_timeline_sample(out, &(struct tly_sample){s.at, s.key});
         else
             sorted[n++] = s;
@@ -203,14 +203,14 @@ int64_t tly_trace_slices(struct tly_trace *t, int64_t end, struct tly_process *o
     if (out->sample_count)
         qsort(out->samples, out->sample_count, sizeof *out->samples, trace_by_age);
     for (size_t i = 0; i < n && !err;) {
-        int64_t at[TLY_STAGES] = {0};
+        int64_t at[TLY_MOMENTS] = {0};
         size_t first = i;
         for (; i < n && trace_same_chain(&sorted[first], &sorted[i]); i++) {
-            int stage = sorted[i].stage;
-            if (at[stage] && trace_is_head(stage))
+            int moment = sorted[i].moment;
+            if (at[moment] && trace_is_head(moment))
                 break;
-            if (!at[stage])
-                at[stage] = sorted[i].at;
+            if (!at[moment])
+                at[moment] = sorted[i].at;
         }
         err = trace_add_slices(out, &sorted[first], at, end);
     }

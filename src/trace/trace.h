@@ -18,7 +18,7 @@
 #include "trace/timeline.h"
 
 /* In the order in which a part meets them.  timeline.h's rows lie between them. */
-enum tly_stage {
+enum tly_moment {
     /* rank; peer: the service */
     TLY_AT_SUBMITTED, /* the operation: part TLY_NO_PART */
     TLY_AT_DONE,
@@ -39,8 +39,8 @@ enum tly_stage {
     /* rank; key 0, round: the epoch that is prepared first, bytes: its longest part */
     TLY_AT_PREPARED,
     TLY_AT_COMMITTED,
-    TLY_STAGES,
-    TLY_IN_FLIGHT = TLY_STAGES, /* key: bytes handed over and not yet accepted */
+    TLY_MOMENTS,
+    TLY_IN_FLIGHT = TLY_MOMENTS, /* key: bytes handed over and not yet accepted */
 };
 
 /* One stamp. */
@@ -49,7 +49,7 @@ struct tly_stamp {
     uint64_t key;
     uint32_t round, part, bytes;
     uint16_t peer; /* 0xffff: none */
-    uint8_t stage;
+    uint8_t moment;
 };
 
 struct tly_trace {
@@ -82,18 +82,18 @@ int64_t tly_trace_slices(struct tly_trace *t, int64_t end, struct tly_process *o
 
 void tly_trace_put(struct tly_trace *t, const struct tly_stamp *s);
 
-static inline void tly_stamp_at(struct tly_trace *t, int64_t at, enum tly_stage stage, uint32_t peer,
+static inline void tly_stamp_at(struct tly_trace *t, int64_t at, enum tly_moment moment, uint32_t peer,
                                 uint64_t key, uint32_t round, uint32_t part, uint32_t bytes)
 {
     if (__builtin_expect(t != NULL, 0))
-        tly_trace_put(t, &(struct tly_stamp){at, key, round, part, bytes, (uint16_t)peer, (uint8_t)stage});
+        tly_trace_put(t, &(struct tly_stamp){at, key, round, part, bytes, (uint16_t)peer, (uint8_t)moment});
 }
 
-static inline void tly_stamp(struct tly_trace *t, enum tly_stage stage, uint32_t peer, uint64_t key,
+static inline void tly_stamp(struct tly_trace *t, enum tly_moment moment, uint32_t peer, uint64_t key,
                              uint32_t round, uint32_t part, uint32_t bytes)
 {
     if (__builtin_expect(t != NULL, 0))
-        tly_stamp_at(t, tly_now(), stage, peer, key, round, part, bytes);
+        tly_stamp_at(t, tly_now(), moment, peer, key, round, part, bytes);
 }
 
 #endif

@@ -96,10 +96,10 @@ static void test_a_part_from_queue_to_result(void **state)
     struct folder f;
     struct tly_trace *t = make_trace(&f, rank_0());
     tly_stamp_at(t, 100, TLY_AT_SUBMITTED, TLY_NO_PEER, KEY, 3, TLY_NO_PART, 64);
-    static const enum tly_stage stages[] = {TLY_AT_QUEUED, TLY_AT_ADMITTED,     TLY_AT_FIRST,
-                                            TLY_AT_SENT,   TLY_AT_RESULT_FIRST, TLY_AT_LANDED};
+    static const enum tly_moment moments[] = {TLY_AT_QUEUED, TLY_AT_ADMITTED,     TLY_AT_FIRST,
+                                              TLY_AT_SENT,   TLY_AT_RESULT_FIRST, TLY_AT_LANDED};
     for (int i = 0; i < 6; i++)
-        tly_stamp_at(t, 110 + 10 * i * i, stages[i], 2, KEY, 3, 1, 64);
+        tly_stamp_at(t, 110 + 10 * i * i, moments[i], 2, KEY, 3, 1, 64);
     tly_stamp_at(t, 500, TLY_AT_DONE, TLY_NO_PEER, KEY, 3, TLY_NO_PART, 64);
     struct tly_process p = slices_of(t, 1000);
     assert_int_equal(p.slice_count, 6);

@@ -40,7 +40,7 @@ void tly_address_host(const struct sockaddr_storage *a, char *out, size_t len)
         snprintf(out, len, "?");
 }
 
-void tly_address_join(const char *host, uint16_t port, char *out, size_t len)
+void tly_address_compose(const char *host, uint16_t port, char *out, size_t len)
 {
     snprintf(out, len, strchr(host, ':') ? "[%s]:%u" : "%s:%u", host, port);
 }
@@ -49,7 +49,7 @@ void tly_address_text(const struct sockaddr_storage *a, char *out, size_t len)
 {
     char host[INET6_ADDRSTRLEN];
     tly_address_host(a, host, sizeof host);
-    tly_address_join(host, tly_address_port(a), out, len);
+    tly_address_compose(host, tly_address_port(a), out, len);
 }
 
 bool tly_address_is_loopback(const struct sockaddr_storage *a)

@@ -24,7 +24,7 @@ enum { TLY_HOLDER = 256 };
 bool tly_address_holder(const struct sockaddr_storage *at, char out[TLY_HOLDER]);
 
 /* HOST and port as "HOST:PORT", with IPv6 in brackets. */
-void tly_address_join(const char *host, uint16_t port, char *out, size_t len);
+void tly_address_compose(const char *host, uint16_t port, char *out, size_t len);
 /* The opposite: HOST, HOST:PORT, [V6], [V6]:PORT or a bare V6.  Without a port *port stays as it is.  -EINVAL: none of
  * these, or a host with colons that is no IPv6 address. */
 int tly_address_split(const char *text, char *host, size_t len, uint16_t *port);

@@ -1,7 +1,7 @@
 /* stream.c - packets over a stream socket.
  *
- * Receiving: headers pass through a stage buffer of 4 KB.  readv() reads a payload directly to where it belongs, with the
- * stage behind it to catch the next header in the same call.  Bytes of a payload that are in the stage already are copied.
+ * Receiving: headers pass through a staging buffer of 4 KB.  readv() reads a payload directly to where it belongs, with the
+ * staging buffer behind it to catch the next header in the same call.  Bytes of a payload that are in the staging buffer already are copied.
  * Sending: sendmsg() takes a batch's headers and payloads from where they lie.  The kernel then has a copy, so a packet
  * that is handed over is also completed.
  *
@@ -128,56 +128,56 @@ int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n
 
 /* --- receiving ----------------------------------------------------------------------------------- */
 
-/* Of the frame that the stage begins with, as far as it is there. */
+/* Of the frame that the staging buffer begins with, as far as it is there. */
 static uint32_t stream_header_bytes(const struct tly_stream *s)
 {
-    return s->stage_to - s->stage_from < TLY_FRAME_LEAST
+    return s->staging_to - s->staging_from < TLY_FRAME_LEAST
                ? TLY_FRAME_LEAST
-               : tly_frame_size(s->stage + s->stage_from);
+               : tly_frame_size(s->staging + s->staging_from);
 }
 
-/* All of the frame but its trailer has landed, and the stage has that. */
+/* All of the frame but its trailer has landed, and the staging buffer has that. */
 static void stream_finish_frame(struct tly_stream *s)
 {
-    const uint8_t *trailer = s->stage + s->stage_from;
-    s->stage_from += s->in->trailer;
+    const uint8_t *trailer = s->staging + s->staging_from;
+    s->staging_from += s->in->trailer;
     s->in = NULL;
     s->base.up->arrived(s->base.user, trailer);
 }
 
-/* Use up what the stage holds. */
+/* Use up what the staging buffer holds. */
 static void stream_eat_staging(struct tly_stream *s)
 {
     while (!stream_is_closed(s)) {
-        uint32_t have = s->stage_to - s->stage_from;
+        uint32_t have = s->staging_to - s->staging_from;
         if (!s->in) {
             uint32_t head = stream_header_bytes(s);
             if (have < head)
                 break;
-            s->stage_from += head;
-            s->in = s->base.up->begin(s->base.user, s->stage + s->stage_from - head);
+            s->staging_from += head;
+            s->in = s->base.up->begin(s->base.user, s->staging + s->staging_from - head);
             if (!s->in)
                 return;
-            have = s->stage_to - s->stage_from;
+            have = s->staging_to - s->staging_from;
         }
         struct tly_arrival *in = s->in;
         uint32_t left = in->follows - in->landed, n = have < left ? have : left;
         if (in->in_blocks && in->to && n < left)
             n -= n % TLY_ALIGN;
         if (n && in->to)
-            memcpy((uint8_t *)in->to + in->landed, s->stage + s->stage_from, n);
-        s->stage_from += n;
+            memcpy((uint8_t *)in->to + in->landed, s->staging + s->staging_from, n);
+        s->staging_from += n;
         in->landed += n;
-        if (in->landed < in->follows || s->stage_to - s->stage_from < in->trailer)
+        if (in->landed < in->follows || s->staging_to - s->staging_from < in->trailer)
             break;
         stream_finish_frame(s);
     }
-    if (s->stage_from == s->stage_to) {
-        s->stage_from = s->stage_to = 0;
-    } else if (s->stage_from > 0) {
-        memmove(s->stage, s->stage + s->stage_from, s->stage_to - s->stage_from);
-        s->stage_to -= s->stage_from;
-        s->stage_from = 0;
+    if (s->staging_from == s->staging_to) {
+        s->staging_from = s->staging_to = 0;
+    } else if (s->staging_from > 0) {
+        memmove(s->staging, s->staging + s->staging_from, s->staging_to - s->staging_from);
+        s->staging_to -= s->staging_from;
+        s->staging_from = 0;
     }
 }
 
@@ -189,14 +189,14 @@ static void stream_set_low_water(struct tly_stream *s, uint32_t bytes)
     setsockopt(s->watch.fd, SOL_SOCKET, SO_RCVLOWAT, &s->low_water, sizeof s->low_water);
 }
 
-/* How much of `left` bytes can land now without ending inside a block, what the stage holds included.
+/* How much of `left` bytes can land now without ending inside a block, what the staging buffer holds included.
  * 0: the connection ended; -1 with errno EAGAIN: wait. */
 static ssize_t stream_whole_blocks(struct tly_stream *s, uint32_t left)
 {
     for (bool ended = false;; ended = true) {
         int available = 0;
         ioctl(s->watch.fd, FIONREAD, &available);
-        available += (int)s->stage_to;
+        available += (int)s->staging_to;
         if ((uint32_t)available >= left)
             return left;
         if (available >= TLY_ALIGN)
@@ -216,7 +216,7 @@ static ssize_t stream_whole_blocks(struct tly_stream *s, uint32_t left)
 static uint32_t stream_least_wanted(const struct tly_stream *s)
 {
     uint32_t left = s->in ? s->in->follows - s->in->landed + s->in->trailer : stream_header_bytes(s);
-    left -= s->stage_to; /* less than a block, a trailer or a header, else it would have been used up */
+    left -= s->staging_to; /* less than a block, a trailer or a header, else it would have been used up */
     return left < TLY_ALIGN ? left : TLY_ALIGN;
 }
 
@@ -232,18 +232,18 @@ static ssize_t stream_read_some(struct tly_stream *s, const struct iovec *iov, i
     return r;
 }
 
-/* Into the stage, behind `n` buffers for `direct` bytes of the payload. */
+/* Into the staging buffer, behind `n` buffers for `direct` bytes of the payload. */
 static ssize_t stream_receive_staged(struct tly_stream *s, struct iovec *iov, int n, uint32_t direct,
                                      bool *drained)
 {
-    iov[n++] = (struct iovec){s->stage + s->stage_to, TLY_STAGE_BYTES - s->stage_to};
+    iov[n++] = (struct iovec){s->staging + s->staging_to, TLY_STAGING_BYTES - s->staging_to};
     ssize_t r = stream_read_some(s, iov, n, drained);
     if (r <= 0)
         return r;
     uint32_t placed = (uint32_t)r < direct ? (uint32_t)r : direct;
     if (s->in)
         s->in->landed += placed;
-    s->stage_to += (uint32_t)r - placed;
+    s->staging_to += (uint32_t)r - placed;
     return r;
 }
 
@@ -254,22 +254,23 @@ static ssize_t stream_receive(struct tly_stream *s, bool *drained)
     struct iovec iov[2];
     if (!in || in->landed == in->follows)
         return stream_receive_staged(s, iov, 0, 0, drained);
-    /* What the stage holds of a payload is less than a block: it lands with the rest of it. */
+    /* What the staging buffer holds of a payload is less than a block: it lands with the rest of it. */
     uint32_t left = in->follows - in->landed, direct = left;
     if (in->in_blocks && in->to) {
         ssize_t blocks = stream_whole_blocks(s, left);
-        if (blocks < 0 && !s->low_water) /* no mark on this socket: wait with what there is in the stage */
+        if (blocks < 0 &&
+            !s->low_water) /* no mark on this socket: wait with what there is in the staging buffer */
             return stream_receive_staged(s, iov, 0, 0, drained);
         if (blocks <= 0)
             return blocks;
         *drained = (uint32_t)blocks < left;
-        memcpy((uint8_t *)in->to + in->landed, s->stage, s->stage_to);
+        memcpy((uint8_t *)in->to + in->landed, s->staging, s->staging_to);
         direct = (uint32_t)blocks;
     }
-    left -= s->stage_to;
-    direct -= s->stage_to;
-    in->landed += s->stage_to;
-    s->stage_to = 0;
+    left -= s->staging_to;
+    direct -= s->staging_to;
+    in->landed += s->staging_to;
+    s->staging_to = 0;
     if (in->to) {
         iov[0] = (struct iovec){(uint8_t *)in->to + in->landed, direct};
     } else {

@@ -10,7 +10,7 @@
 
 #include "transport/medium.h"
 
-enum { TLY_STAGE_BYTES = 4096, TLY_STREAM_BATCH = 32 }; /* packets with one sendmsg() */
+enum { TLY_STAGING_BYTES = 4096, TLY_STREAM_BATCH = 32 }; /* packets with one sendmsg() */
 
 struct tly_stream;
 
@@ -29,8 +29,8 @@ struct tly_stream {
     bool connecting;
     uint32_t events; /* what epoll watches for */
     /* in */
-    uint8_t stage[TLY_STAGE_BYTES];
-    uint32_t stage_from, stage_to;
+    uint8_t staging[TLY_STAGING_BYTES];
+    uint32_t staging_from, staging_to;
     struct tly_arrival *in; /* borrowed: the frame that comes; NULL: a header is next */
     int low_water;          /* SO_RCVLOWAT now; 0: the socket has none */
     /* out */

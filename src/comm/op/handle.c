@@ -35,7 +35,7 @@ void tly_op_unref(struct tally_op *op)
     free(op->pairs);
     if (!op->mark && op->call->release)
         op->call->release(op);
-    tly_shared_release(&op->shared);
+    tly_sharing_release(&op->shared);
     free(op);
 }
 
@@ -71,8 +71,8 @@ int tally_op_wait(tally_op *op, int timeout_ms)
     if (err)
         return err;
     int64_t deadline = timeout_ms < 0 ? -1 : tly_now() + timeout_ms * TLY_MS;
-    if (tly_shared_is_direct(&op->shared) && !tly_handle_is_done(&op->handle))
-        tly_shared_wait(&op->shared, &op->handle.done, deadline);
+    if (tly_sharing_is_direct(&op->shared) && !tly_handle_is_done(&op->handle))
+        tly_sharing_wait(&op->shared, &op->handle.done, deadline);
     if (!tly_handle_is_done(&op->handle) && !tly_event_wait(&op->handle.done, deadline))
         return -ETIMEDOUT;
     const struct tly_handle *h = &op->handle;

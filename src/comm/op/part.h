@@ -65,8 +65,8 @@ void tly_part_change(struct part *p, enum part_state to);
 
 /* A message of so many bytes goes with its offer. */
 enum { TLY_KEPT_BYTES = 64 << 10 };
-/* The part has come to a stage of the timeline. */
-static inline void tly_part_stamp(const struct part *p, enum tly_stage stage)
+/* The part has come to a moment of the timeline. */
+static inline void tly_part_stamp(const struct part *p, enum tly_moment stage)
 {
     const struct tally_op *op = p->op;
     tly_stamp(op->comm->trace, stage, p->owner, op->key, op->round, p->index, p->length);

@@ -100,7 +100,7 @@ static bool local_suits(const tally_comm *c, const struct tally_op *op)
 /* It is cut into parts only if it must go to the service after all. */
 static void local_take_alone(tally_comm *c, struct tally_op *op)
 {
-    tly_shared_take(&op->shared, c->local, &local_user);
+    tly_sharing_take(&op->shared, c->local, &local_user);
     tly_names_count_engine_op(&c->names);
 }
 
@@ -163,7 +163,7 @@ static const struct tly_engine_user staged_user = {.ended = local_staged_ended,
 
 static void local_take(tally_comm *c, struct tally_op *op)
 {
-    tly_shared_take(&op->shared, c->local, &staged_user);
+    tly_sharing_take(&op->shared, c->local, &staged_user);
     tly_local_ref(c->local);
     tly_names_count_engine_op(&c->names);
     tly_comm_describe_local(op);

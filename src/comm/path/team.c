@@ -147,7 +147,7 @@ static bool team_stage_team_suits(const tally_comm *c, const struct tally_op *op
 
 static void team_stage_team_take(tally_comm *c, struct tally_op *op)
 {
-    tly_shared_take(&op->shared, c->local, &team_user);
+    tly_sharing_take(&op->shared, c->local, &team_user);
     tly_local_ref(c->local);
     tly_names_count_engine_op(&c->names);
     tly_comm_describe_local(op);
