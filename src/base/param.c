@@ -13,11 +13,11 @@
 
 #include "base/text.h"
 
-enum type { STR, INT, SIZE, RATE, SECS };
+enum param_type { STR, INT, SIZE, RATE, SECS };
 
-struct row {
+struct param_row {
     const char *name;
-    enum type type;
+    enum param_type type;
     bool agreed;
     size_t offset; /* in struct tly_params */
     const char *text;
@@ -40,11 +40,11 @@ struct row {
      .max = (max_), \
      .agreed = (agreed_), \
      .help = (help_)},
-static const struct row table[] = {TLY_PARAM_TABLE(ROW)};
+static const struct param_row table[] = {TLY_PARAM_TABLE(ROW)};
 enum { ROWS = sizeof table / sizeof table[0] };
 
 /* What the table has no column for. */
-static const struct rule {
+static const struct param_rule {
     const char *name;
     const char *const *choices; /* NULL-terminated: the only valid words */
     uint32_t multiple;          /* of this many bytes */
@@ -65,16 +65,16 @@ static const struct rule {
     {"TALLY_SECRET", .secret = true, .shortest = 16},
 };
 
-static const struct rule *param_rule_of(const struct row *row)
+static const struct param_rule *param_rule_of(const struct param_row *row)
 {
-    static const struct rule none;
+    static const struct param_rule none;
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
         if (strcmp(rules[i].name, row->name) == 0)
             return &rules[i];
     return &none;
 }
 
-static const struct row *param_find_row(const char *name, size_t len)
+static const struct param_row *param_find_row(const char *name, size_t len)
 {
     for (int i = 0; i < ROWS; i++)
         if (strlen(table[i].name) == len && memcmp(table[i].name, name, len) == 0)
@@ -82,7 +82,7 @@ static const struct row *param_find_row(const char *name, size_t len)
     return NULL;
 }
 
-static void *param_field(const struct tly_params *p, const struct row *row)
+static void *param_field(const struct tly_params *p, const struct param_row *row)
 {
     return (char *)p + row->offset;
 }
@@ -140,7 +140,7 @@ static size_t param_prefix_len(const char *name, size_t len)
 }
 
 /* Unlikeness of a name to a row's, TALLY_ left aside; at most 1 when one begins the other. */
-static int param_unlike(const char *name, size_t len, const struct row *row)
+static int param_unlike(const char *name, size_t len, const struct param_row *row)
 {
     char word[64];
     size_t skip = param_prefix_len(name, len), n = len - skip, m = strlen(row->name) - 6;
@@ -199,7 +199,7 @@ static const char *param_rate_text(uint64_t rate, char buf[32])
     return rate ? param_unit_text(rate, 1000, "kMGT", buf) : buf;
 }
 
-static const char *param_number_text(enum type type, double x, char buf[32])
+static const char *param_number_text(enum param_type type, double x, char buf[32])
 {
     if (type == SIZE)
         return param_size_text((uint64_t)x, buf);
@@ -210,9 +210,9 @@ static const char *param_number_text(enum type type, double x, char buf[32])
 }
 
 /* What is valid for a row, such as "4K to 64M, a multiple of 64". */
-static const char *param_valid_text(const struct row *row, char *buf, size_t len)
+static const char *param_valid_text(const struct param_row *row, char *buf, size_t len)
 {
-    const struct rule *rule = param_rule_of(row);
+    const struct param_rule *rule = param_rule_of(row);
     char lo[32], hi[32];
     size_t at = 0;
     buf[0] = 0;
@@ -252,7 +252,7 @@ bool tly_digits(const char **text, bool point, double *number)
     return any;
 }
 
-static bool param_parse_number(enum type type, const char *text, double *number)
+static bool param_parse_number(enum param_type type, const char *text, double *number)
 {
     bool negative = type == INT && *text == '-';
     text += negative;
@@ -279,7 +279,7 @@ static bool param_parse_number(enum type type, const char *text, double *number)
     return !*text;
 }
 
-static int param_set_text(const struct row *row, struct tly_params *p, const char *text)
+static int param_set_text(const struct param_row *row, struct tly_params *p, const char *text)
 {
     char **to = param_field(p, row), *copy = text ? strdup(text) : NULL;
     if (text && !copy)
@@ -289,7 +289,7 @@ static int param_set_text(const struct row *row, struct tly_params *p, const cha
     return 0;
 }
 
-static int param_set_default(const struct row *row, struct tly_params *p)
+static int param_set_default(const struct param_row *row, struct tly_params *p)
 {
     switch (row->type) {
     case STR:
@@ -308,9 +308,9 @@ static int param_set_default(const struct row *row, struct tly_params *p)
     return 0;
 }
 
-static int param_set_value(struct reader *r, const struct row *row, const char *text)
+static int param_set_value(struct reader *r, const struct param_row *row, const char *text)
 {
-    const struct rule *rule = param_rule_of(row);
+    const struct param_rule *rule = param_rule_of(row);
     char valid[256];
     if (!*text)
         return param_set_default(row, r->p) ? param_refuse(r, ENOMEM, "out of memory") : 0;
@@ -356,7 +356,7 @@ static int param_set_pair(struct reader *r, const char *pair)
     const char *eq = strchr(pair, '=');
     if (!eq)
         return param_refuse(r, EINVAL, "\"%.200s\" is not of the form NAME=value", pair);
-    const struct row *row = param_find_row(pair, (size_t)(eq - pair));
+    const struct param_row *row = param_find_row(pair, (size_t)(eq - pair));
     return row ? param_set_value(r, row, eq + 1) : param_refuse_name(r, pair, (size_t)(eq - pair));
 }
 
@@ -391,7 +391,7 @@ static int param_read_config(struct reader *r, const char *path)
         }
         *eq = 0; /* blanks around = are no part of either side */
         const char *name = param_trim(pair), *value = param_trim(eq + 1);
-        const struct row *row = param_find_row(name, strlen(name));
+        const struct param_row *row = param_find_row(name, strlen(name));
         struct stat st;
         if (!row)
             rc = param_refuse_name(r, name, strlen(name));
@@ -470,7 +470,7 @@ void tly_params_finish(struct tly_params *p)
 /* --- agreeing -------------------------------------------------------------------------------- */
 
 /* The value as it may be read back, "" for an unset text. */
-static void param_value_text(const struct tly_params *p, const struct row *row, char *buf, size_t len)
+static void param_value_text(const struct tly_params *p, const struct param_row *row, char *buf, size_t len)
 {
     switch (row->type) {
     case STR: {
@@ -525,7 +525,7 @@ uint64_t tly_params_digest(const struct tly_params *p)
 
 /* --- printing -------------------------------------------------------------------------------- */
 
-static void param_default_text(const struct row *row, char *buf, size_t len)
+static void param_default_text(const struct param_row *row, char *buf, size_t len)
 {
     char number[32];
     snprintf(buf, len, "%s",
@@ -538,7 +538,7 @@ static void param_print_table(FILE *out, const struct tly_params *p)
     char value[512], size[32], valid[256];
     fprintf(out, "%-22s %-14s %-34s %s\n", "NAME", p ? "VALUE" : "DEFAULT", "VALID", "MEANING");
     for (int i = 0; i < ROWS; i++) {
-        const struct row *row = &table[i];
+        const struct param_row *row = &table[i];
         if (param_rule_of(row)->hidden)
             continue;
         if (!p)
@@ -574,8 +574,8 @@ static void param_print_json(FILE *out, const struct tly_params *p)
     char value[4096];
     fprintf(out, "[");
     for (int i = 0; i < ROWS; i++) {
-        const struct row *row = &table[i];
-        const struct rule *rule = param_rule_of(row);
+        const struct param_row *row = &table[i];
+        const struct param_rule *rule = param_rule_of(row);
         if (rule->hidden)
             continue;
         fprintf(out, "%s\n  {\"name\": \"%s\", \"kind\": \"%s\", \"default\": ", i ? "," : "", row->name,
@@ -650,7 +650,7 @@ static void param_print_troff(FILE *out)
           ".SH SETTINGS\n",
           out);
     for (int i = 0; i < ROWS; i++) {
-        const struct row *row = &table[i];
+        const struct param_row *row = &table[i];
         if (param_rule_of(row)->hidden)
             continue;
         snprintf(text, sizeof text, "%s", row->help);

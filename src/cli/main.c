@@ -129,7 +129,7 @@ static const char version_usage[] = "usage: tally version\n\nPrints the release.
 static const char help_usage[] =
     "usage: tally help [COMMAND]\n\nLists the commands, or prints the usage of one.\n";
 
-static const struct command {
+static const struct main_command {
     const char *name, *summary, *usage;
     int (*main)(int argc, char **argv);
 } commands[] = {
@@ -145,7 +145,7 @@ static const struct command {
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-static const struct command *main_find_command(const char *name)
+static const struct main_command *main_find_command(const char *name)
 {
     for (int i = 0; i < COMMANDS; i++)
         if (strcmp(commands[i].name, name) == 0)
@@ -180,7 +180,7 @@ static int main_help(int argc, char **argv)
         main_print_overview(stdout);
         return 0;
     }
-    const struct command *c = main_find_command(argv[1]);
+    const struct main_command *c = main_find_command(argv[1]);
     if (!c)
         return main_unknown(argv[1]);
     fputs(c->usage, stdout);
@@ -198,7 +198,7 @@ int main(int argc, char **argv)
         name = "help";
     else if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0)
         name = "version";
-    const struct command *c = main_find_command(name);
+    const struct main_command *c = main_find_command(name);
     if (!c)
         return main_unknown(name);
     if ((c->main == main_version || c->main == main_help) && argc > 2 && strcmp(argv[2], "--help") == 0) {

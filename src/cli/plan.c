@@ -43,7 +43,7 @@ const char tly_cli_plan_usage[] =
 #define GAIN 1e-4
 
 /* Machines alike: a line of the file. */
-struct row {
+struct plan_row {
     bool worker;
     int count, first;      /* machines first to first + count - 1 */
     double rate, sum_rate; /* bit/s */
@@ -54,7 +54,7 @@ struct plan {
     int n, k, rows;
     bool inside, assumed; /* there is a machine with GPUs; of which only their number is known */
     uint64_t bytes;
-    struct row row[TLY_MAX_SERVICES];
+    struct plan_row row[TLY_MAX_SERVICES];
     struct tly_plan_machine machine[TLY_MAX_SERVICES]; /* rates in bytes/s */
     uint32_t weight[TLY_MAX_SERVICES];
     uint64_t share[TLY_MAX_SERVICES];
@@ -63,7 +63,7 @@ struct plan {
 /* --- machines -------------------------------------------------------------------------------------- */
 
 /* One word of a line.  NULL, or what is wrong with it. */
-static const char *plan_take_word(struct row *r, int number, const char *word)
+static const char *plan_take_word(struct plan_row *r, int number, const char *word)
 {
     if (number == 0) {
         r->worker = strcmp(word, "worker") == 0;
@@ -93,7 +93,7 @@ static const char *plan_take_word(struct row *r, int number, const char *word)
 
 static int plan_read_line(struct plan *p, char *line, const char *path, int number)
 {
-    struct row r = {0};
+    struct plan_row r = {0};
     int words = 0;
     line[strcspn(line, "#\r\n")] = '\0';
     char *save = NULL;
@@ -142,7 +142,7 @@ static void plan_place_machines(struct plan *p)
     int at = 0;
     for (int worker = 1; worker >= 0; worker--)
         for (int i = 0; i < p->rows; i++) {
-            struct row *r = &p->row[i];
+            struct plan_row *r = &p->row[i];
             if (r->worker != worker)
                 continue;
             r->first = at;
@@ -262,7 +262,7 @@ struct inside {
     bool network; /* the bottleneck is the network, not a link inside */
 };
 
-static int plan_look_inside(const struct plan *p, const struct row *r, struct inside *in)
+static int plan_look_inside(const struct plan *p, const struct plan_row *r, struct inside *in)
 {
     static struct tly_machine m;
     struct tly_inside plan;
@@ -314,7 +314,7 @@ static double plan_each_way(const struct plan *p, int i)
     return (double)p->bytes * tly_plan_traffic(p->n + p->k, p->machine, p->weight, i);
 }
 
-static void plan_print_row(const struct plan *p, const struct row *r)
+static void plan_print_row(const struct plan *p, const struct plan_row *r)
 {
     char what[96], rate[32], sums[32], moves[32];
     int i = r->first;
@@ -358,7 +358,7 @@ static void plan_print_text(const struct plan *p, const struct times *t)
     }
     printf("\n%-22s %14s", "Tally", tly_cli_time_text(t->here, time));
     for (int i = 0; i < p->rows && p->rows > 2; i++) {
-        const struct row *r = &p->row[i];
+        const struct plan_row *r = &p->row[i];
         if (t->busiest >= r->first && t->busiest < r->first + r->count)
             printf("  busiest: %s, %s", r->worker ? "worker machine" : "CPU machine",
                    tly_cli_rate_text(r->rate, rate));
@@ -537,9 +537,9 @@ static int plan_take_machines(struct plan *p, const struct arguments *a)
     if (p->n + p->k > TLY_MAX_SERVICES)
         return tly_cli_misuse("plan", "-n %d -k %d: at most %d machines in all", p->n, p->k,
                               TLY_MAX_SERVICES);
-    p->row[p->rows++] = (struct row){.worker = true, .count = p->n, .rate = rate};
+    p->row[p->rows++] = (struct plan_row){.worker = true, .count = p->n, .rate = rate};
     if (p->k)
-        p->row[p->rows++] = (struct row){.count = p->k, .rate = rate};
+        p->row[p->rows++] = (struct plan_row){.count = p->k, .rate = rate};
     return 0;
 }
 

@@ -215,7 +215,7 @@ const char *tly_cli_move_text(const struct tly_machine *m, const struct tly_insi
 /* How branches are drawn: to one more, to the last, past it, nothing. */
 static const char *const lines[2][4] = {{"|- ", "`- ", "|  ", "   "}, {"├─ ", "└─ ", "│  ", "   "}};
 
-struct tree {
+struct topo_text_tree {
     const struct tly_machine *m;
     bool wide; /* the terminal has the characters for it */
 };
@@ -252,7 +252,7 @@ static void topo_text_print_card(const struct tly_card *c)
     printf(c->ports > 1 ? ", %d ports\n" : "\n", c->ports);
 }
 
-static void topo_text_print_below(const struct tree *t, int parent, int node, const char *before)
+static void topo_text_print_below(const struct topo_text_tree *t, int parent, int node, const char *before)
 {
     const struct tly_machine *m = t->m;
     int left = topo_text_children(m, parent, node);
@@ -430,7 +430,7 @@ void tly_cli_topo_print(const struct tly_cli_topo *t)
     const struct tly_machine *m = &t->m;
     char memory[32], rate[32];
     setlocale(LC_CTYPE, "");
-    struct tree tree = {m, strcmp(nl_langinfo(CODESET), "UTF-8") == 0};
+    struct topo_text_tree tree = {m, strcmp(nl_langinfo(CODESET), "UTF-8") == 0};
     printf("%d GPU%s, %d NUMA node%s, %d network card%s\n", m->gpus, m->gpus == 1 ? "" : "s", m->nodes,
            m->nodes == 1 ? "" : "s", m->cards, m->cards == 1 ? "" : "s");
     for (int i = 0; i < m->nodes; i++) {

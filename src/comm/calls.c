@@ -373,7 +373,7 @@ int tally_plan(tally_comm *c, uint32_t space, size_t count, const char *const na
     tly_names_lock(&c->names);
     snprintf(name, sizeof name, "plan %llu of this job", (unsigned long long)tly_names_next_plan(&c->names));
     for (size_t i = 0; i < count && !busy[0]; i++) {
-        struct tensor *t =
+        struct tly_tensor *t =
             tly_names_find(&c->names, tly_tensor_key(tly_names_joins(&c->names), tly_comm_all(c)->id,
                                                      TALLY_PUSH_PULL, space, names[i]));
         if (t && atomic_load_explicit(&t->busy, memory_order_acquire))

@@ -69,8 +69,8 @@
 #include "tally/tally.h"
 #include "trace/trace.h"
 
-struct epoch;
-struct peer;
+struct tly_epoch;
+struct tly_peer;
 
 /* What runs it, and where it was opened; comm.c. */
 struct tly_running {
@@ -92,12 +92,12 @@ struct tally_comm {
 
     /* fixed once open */
     int rank, size, local_rank, local_size, machine, machines;
-    uint32_t part_least; /* bytes: the longest part of no epoch is shorter */
-    struct peer *peers;  /* room for TLY_MAX_SERVICES */
+    uint32_t part_least;    /* bytes: the longest part of no epoch is shorter */
+    struct tly_peer *peers; /* room for TLY_MAX_SERVICES */
 
     /* changed by the loop under names.lock */
-    atomic_int services; /* places in the roster, of which some may be empty */
-    struct epoch *epoch; /* the newest */
+    atomic_int services;     /* places in the roster, of which some may be empty */
+    struct tly_epoch *epoch; /* the newest */
 
     struct tly_names names;
     atomic_size_t copied; /* bytes of messages whose senders do not wait; no order with anything else */
@@ -115,7 +115,7 @@ struct tally_comm {
     struct tly_leaving leaving;
     struct tly_reports reports;
     struct tly_pace pace;
-    struct traffic traffic;
+    struct tly_own_traffic traffic;
     struct tly_trace *trace; /* owned; NULL: no timeline is wanted */
 
     struct tly_failure failure;

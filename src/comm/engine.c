@@ -137,7 +137,7 @@ static void engine_watch_oldest(tally_comm *c)
         return;
     char title[TLY_TITLE] = "an operation";
     tly_names_lock(&c->names);
-    const struct tensor *t = tly_names_find(&c->names, l.key);
+    const struct tly_tensor *t = tly_names_find(&c->names, l.key);
     if (t)
         tly_tensor_title(t, title, sizeof title);
     tly_names_unlock(&c->names);

@@ -34,11 +34,11 @@
 /* Nothing stays of who had this place: it is another's now, or nobody's. */
 static void follow_vacate(tally_comm *c, uint32_t place)
 {
-    struct peer *p = &c->peers[place];
+    struct tly_peer *p = &c->peers[place];
     tly_peer_drop(p);
     tly_keep_drop_all(p);
     tly_peer_finish(p);
-    *p = (struct peer){0};
+    *p = (struct tly_peer){0};
     tly_peer_init(p, c, place);
 }
 
@@ -55,7 +55,7 @@ static void follow_meet(tally_comm *c)
     const struct tly_roster *r = &c->member.roster;
     for (uint32_t i = 0; i < r->service_count && !tly_comm_failed(c); i++) {
         const struct tly_roster_service *s = &r->services[i];
-        struct peer *p = &c->peers[i];
+        struct tly_peer *p = &c->peers[i];
         if (s->state == TLY_SERVICE_GONE || p->incarnation == s->incarnation)
             continue;
         follow_vacate(c, i);
@@ -78,7 +78,7 @@ void tly_follow_invited(void *comm)
     tly_epoch_met(c);
 }
 
-static void follow_put_out(struct peer *p)
+static void follow_put_out(struct tly_peer *p)
 {
     if (p->gone)
         return;
@@ -122,7 +122,7 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
 
 static void follow_drop_promises(struct tly_map *m)
 {
-    struct epoch *e;
+    struct tly_epoch *e;
     tly_map_each(m, e) tly_epoch_unref(e);
     tly_map_finish(m);
     *m = (struct tly_map){0};
@@ -136,7 +136,7 @@ static bool follow_has_begun(tally_comm *c, const struct tly_begun *b)
     if (tly_op_find(c, &f))
         return true;
     tly_names_lock(&c->names);
-    const struct tensor *t = tly_names_find(&c->names, b->key);
+    const struct tly_tensor *t = tly_names_find(&c->names, b->key);
     bool begun = t && (int32_t)(t->round - b->round) > 0;
     tly_names_unlock(&c->names);
     if (!begun || (c->local && c->machines == 1)) /* it may be in the engine, which may hand it back */
@@ -150,7 +150,7 @@ void tly_follow_promised(void *comm, const struct tly_begun *b)
     if (follow_has_begun(c, b) || tly_map_get(&c->epochs.promising, tly_epoch_round(b->key, b->round)))
         return;
     for (struct tly_list *n = c->epochs.all.next; n != &c->epochs.all; n = n->next) {
-        struct epoch *e = tly_list_entry(n, struct epoch, node);
+        struct tly_epoch *e = tly_list_entry(n, struct tly_epoch, node);
         if (e->number != b->epoch)
             continue;
         if (tly_map_put(&c->epochs.promising, tly_epoch_round(b->key, b->round), e) != 0)
@@ -182,7 +182,7 @@ void tly_follow_committed(void *comm, const struct tly_roster *roster)
     tly_service_resize(c->service, roster);
     tly_traffic_begin(c);
     for (int i = 0; i < c->services; i++) {
-        struct peer *p = &c->peers[i];
+        struct tly_peer *p = &c->peers[i];
         p->accused = false; /* the coordinator has forgotten who accused whom */
         /* What it had moves when it moves on all ranks.  If its coordinator died after some had prepared for that, it
          * is in still, and they take it up again as after a broken connection. */

@@ -63,9 +63,9 @@ void tly_joining_stand_in(void *comm, const struct tly_local_op *like)
 
 /* The tensor of a stand-in, which is free; names.lock held.  NULL: *err is 0, and this rank has submitted that itself, or
  * -EBUSY: it still does the round before; or -ENOMEM. */
-static struct tensor *joining_take_tensor(tally_comm *c, const struct tly_local_op *like, int *err)
+static struct tly_tensor *joining_take_tensor(tally_comm *c, const struct tly_local_op *like, int *err)
 {
-    struct tensor *t = tly_names_find(&c->names, like->key);
+    struct tly_tensor *t = tly_names_find(&c->names, like->key);
     *err = 0;
     if (t && (int32_t)(t->round - like->round) > 0)
         return NULL;
@@ -89,7 +89,7 @@ static struct tensor *joining_take_tensor(tally_comm *c, const struct tly_local_
     return t;
 }
 
-static void joining_fill_in(tally_comm *c, struct tally_op *op, struct tensor *t,
+static void joining_fill_in(tally_comm *c, struct tally_op *op, struct tly_tensor *t,
                             const struct tly_local_op *like)
 {
     op->tensor = t;
@@ -116,7 +116,7 @@ static int joining_stand_in(tally_comm *c, const struct tly_local_op *like)
     if (!op || tly_pool_alloc(tly_local_segment(c->local), like->bytes, &op->zeros) != 0)
         err = -ENOMEM;
     tly_names_lock(&c->names);
-    struct tensor *t = err ? NULL : joining_take_tensor(c, like, &err);
+    struct tly_tensor *t = err ? NULL : joining_take_tensor(c, like, &err);
     if (t)
         joining_fill_in(c, op, t, like);
     tly_names_unlock(&c->names);

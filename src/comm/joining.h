@@ -14,7 +14,7 @@
 #include "local/local.h"
 #include "tally/tally.h"
 
-struct peer;
+struct tly_peer;
 struct tally_op;
 
 /* tally_join().  Owner: the loop, unless it says otherwise. */
@@ -42,7 +42,7 @@ static inline bool tly_joining_is_on(const struct tly_joining *j)
  * still be told of an operation without a name that has ended.  names.lock held.  -ENOMEM. */
 int tly_rounds_list(tally_comm *c);
 /* A connection has been made, or this rank has joined or goes on: its service may have to know. */
-void tly_rounds_tell(struct peer *p);
+void tly_rounds_tell(struct tly_peer *p);
 
 /* joining.c */
 /* The callbacks of the member. */

@@ -10,13 +10,13 @@
 #include "transport/outbox.h"
 #include "wire/frame.h"
 
-void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len)
+void tly_peer_post(struct tly_peer *p, const struct tly_frame *f, const void *data, size_t len)
 {
     if (tly_outbox_post(&p->outbox, f, data, len, NULL) != 0)
         tly_comm_fail(p->comm, ENOMEM, "out of memory");
 }
 
-void tly_peer_head(const struct part *p, struct tly_frame *f)
+void tly_peer_head(const struct tly_part *p, struct tly_frame *f)
 {
     const struct tally_op *op = p->op;
     *f = (struct tly_frame){
@@ -40,7 +40,7 @@ void tly_peer_head(const struct part *p, struct tly_frame *f)
         .postscale = tly_spec_postscale(&op->spec)};
 }
 
-void tly_peer_ask_late(struct peer *p, const struct tally_op *op)
+void tly_peer_ask_late(struct tly_peer *p, const struct tally_op *op)
 {
     struct tly_frame f;
     tly_peer_head(&op->parts[0], &f);

@@ -216,7 +216,7 @@ static int submit_name_op(tally_comm *c, const struct tly_request *r, struct tal
         name = submit_make_name(made + sizeof made, ordered ? NULL : op->call->function + strlen("tally_"),
                                 *number + 1);
     }
-    struct tensor *t = tly_tensor_get(c, g, ordered ? 0 : r->kind, op->space, name);
+    struct tly_tensor *t = tly_tensor_get(c, g, ordered ? 0 : r->kind, op->space, name);
     if (!t)
         return -ENOMEM;
     /* Pairs with the release in tly_op_forget_tensor(). */

@@ -75,14 +75,14 @@ static double inside_least(double (*f)(void *user, double x), void *user)
     return (low + high) / 2;
 }
 
-struct trial {
+struct inside_trial {
     struct tly_inside_work *w;
     struct tly_inside_way *way;
 };
 
 static double inside_with_copies(void *user, double x)
 {
-    struct trial *t = user;
+    struct inside_trial *t = user;
     t->way->copied = x;
     return inside_bus_seconds(t->w, t->way);
 }
@@ -90,7 +90,7 @@ static double inside_with_copies(void *user, double x)
 /* GPUs that share a switch with a card weigh x, others 1. */
 static double inside_with_weight(void *user, double x)
 {
-    struct trial *t = user;
+    struct inside_trial *t = user;
     double weight[TLY_MAX_GPUS];
     for (int g = 0; g < t->w->m->gpus; g++)
         weight[g] = tly_inside_shares_card(t->w->m, g) ? x : 1;
@@ -149,7 +149,7 @@ static void inside_consider(struct tly_inside_work *w, struct tly_inside_way *wa
                             struct tly_inside_way *tried)
 {
     struct tly_inside *out = w->out;
-    struct trial t = {w, way};
+    struct inside_trial t = {w, way};
     if (way->shares == TLY_SHARE_BALANCED)
         inside_with_weight(&t, inside_least(inside_with_weight, &t));
     for (int i = 0; i < out->options; i++)
@@ -207,7 +207,7 @@ static void inside_weigh_copies(struct tly_inside_work *w)
 {
     struct tly_inside *out = w->out;
     struct tly_inside_way way = out->way;
-    struct trial t = {w, &way};
+    struct inside_trial t = {w, &way};
     bool known = true;
     if ((way.base != TLY_GROUP_SWITCH && way.base != TLY_GROUP_TOP) || way.groups == w->m->gpus) {
         out->why_copied = TLY_COPIED_NO_GROUPS;

@@ -45,14 +45,14 @@ enum {
 static void adapt_drop_reports(struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         tly_traffic_finish(&m->traffic);
         m->epochs = 0;
     }
     c->adapt.since = 0;
 }
 
-static void adapt_doubt(struct member *m)
+static void adapt_doubt(struct tly_coordinator_member *m)
 {
     char who[200];
     if (m->doubted)
@@ -62,7 +62,7 @@ static void adapt_doubt(struct member *m)
     m->doubted = true;
 }
 
-void tly_adapt_heard_quiet(struct member *m, struct tly_reader *r)
+void tly_adapt_heard_quiet(struct tly_coordinator_member *m, struct tly_reader *r)
 {
     uint32_t epochs = tly_read32(r);
     if (r->failed || r->len || !epochs) {
@@ -73,7 +73,7 @@ void tly_adapt_heard_quiet(struct member *m, struct tly_reader *r)
     m->quiet_at = m->c->loop.awake;
 }
 
-void tly_adapt_heard(struct member *m, struct tly_reader *r)
+void tly_adapt_heard(struct tly_coordinator_member *m, struct tly_reader *r)
 {
     struct tly_coordinator *c = m->c;
     struct tly_traffic t;
@@ -187,13 +187,13 @@ void tly_adapt_time(time_t when, char out[16])
 }
 
 /* While it stays about the same, it has been so since then; 0: no limit (sums), or not known. */
-static void adapt_note(struct since *s, uint64_t rate)
+static void adapt_note(struct tly_adapt_since *s, uint64_t rate)
 {
     bool same =
         s->rate && rate ? fabs(log((double)rate / (double)s->rate)) <= TLY_ADAPT_NEWS : s->rate == rate;
     if (s->at && same)
         return;
-    *s = (struct since){rate, time(NULL)};
+    *s = (struct tly_adapt_since){rate, time(NULL)};
 }
 
 /* Since when each card carries and each service adds what they do; what is only tried or assumed counts for nothing. */
@@ -210,7 +210,7 @@ static void adapt_note_all(struct tly_coordinator *c)
 void tly_adapt_speed(const struct tly_coordinator *c, uint32_t i, const struct tly_roster_service *s,
                      bool tried, char *out, size_t len)
 {
-    const struct adapt *a = &c->adapt;
+    const struct tly_adapt *a = &c->adapt;
     bool assumed = tly_replan_assumes(a->replan, (int)s->card);
     bool known = i < a->places && s->card < a->places && !tried && !assumed;
     time_t since = !known ? 0 : s->sum_found ? a->place[i].adds.at : a->place[s->card].carries.at;
@@ -287,7 +287,7 @@ void tly_adapt_tell_gone(struct tly_coordinator *c)
 void tly_adapt_tell_come(struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (m->welcome && m->service != TLY_NO_SERVICE && c->roster.services[m->service].weight)
             adapt_note_service(c, m->service, "has joined: its share is");
         m->welcome = false;
@@ -381,12 +381,12 @@ static bool adapt_are_same(const struct tly_coordinator *c)
 /* Give the replanner a place for each service of the roster.  Without memory the split stays as it is. */
 static void adapt_make_places(struct tly_coordinator *c)
 {
-    struct adapt *a = &c->adapt;
+    struct tly_adapt *a = &c->adapt;
     struct tly_roster *r = &c->roster;
     if (!a->replan && tly_replan_create(c->fixed, &a->replan) != 0)
         return;
     if (r->service_count > a->places) {
-        struct place *more = realloc(a->place, r->service_count * sizeof *more);
+        struct tly_adapt_place *more = realloc(a->place, r->service_count * sizeof *more);
         if (!more)
             return;
         memset(more + a->places, 0, (r->service_count - a->places) * sizeof *more);
@@ -401,7 +401,7 @@ static void adapt_make_places(struct tly_coordinator *c)
         if (tly_replan_place(a->replan, (int)i, (double)s->bandwidth / 8, most, (double)s->sum_found / 8,
                              s->rests) != 0)
             continue;
-        a->place[i] = (struct place){.incarnation = s->incarnation};
+        a->place[i] = (struct tly_adapt_place){.incarnation = s->incarnation};
         if (s->tried)
             tly_replan_doubt(a->replan, (int)i);
     }
@@ -409,7 +409,7 @@ static void adapt_make_places(struct tly_coordinator *c)
 
 void tly_adapt_begin(struct tly_coordinator *c)
 {
-    struct adapt *a = &c->adapt;
+    struct tly_adapt *a = &c->adapt;
     adapt_drop_reports(c);
     if (!tly_start_find_cards(c, &c->roster) || !tly_start_crosses_cards(&c->roster)) {
         tly_adapt_finish(c);
@@ -487,7 +487,7 @@ bool tly_adapt_moved(struct tly_coordinator *c)
 /* What the replanner knows, into the roster.  A service that has just come has the values that it said. */
 static void adapt_apply(struct tly_coordinator *c)
 {
-    const struct adapt *a = &c->adapt;
+    const struct tly_adapt *a = &c->adapt;
     struct tly_roster *r = &c->roster;
     for (uint32_t i = 0; a->replan && i < r->service_count && i < a->places; i++) {
         struct tly_roster_service *s = &r->services[i];
@@ -524,7 +524,7 @@ static void adapt_forget(struct tly_roster *r)
 /* The first service behind a card keeps the card's figures.  When another becomes first, they move to it. */
 static void adapt_move_cards(struct tly_coordinator *c)
 {
-    const struct adapt *a = &c->adapt;
+    const struct tly_adapt *a = &c->adapt;
     for (uint32_t i = 0; i < c->roster.service_count && i < a->places; i++) {
         const struct tly_roster_service *s = &c->roster.services[i];
         bool stays =
@@ -571,7 +571,7 @@ static bool adapt_is_crowded(struct tly_coordinator *c)
 
 void tly_adapt_tick(struct tly_coordinator *c)
 {
-    struct adapt *a = &c->adapt;
+    struct tly_adapt *a = &c->adapt;
     struct tly_roster *r = &c->roster;
     if (a->since && c->loop.awake - a->since >= WAIT_MS * TLY_MS && !adapt_is_complete(c))
         adapt_drop_reports(c);
@@ -605,5 +605,5 @@ void tly_adapt_finish(struct tly_coordinator *c)
 {
     tly_replan_destroy(c->adapt.replan);
     free(c->adapt.place);
-    c->adapt = (struct adapt){.standout = -1};
+    c->adapt = (struct tly_adapt){.standout = -1};
 }

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <time.h>
 
-struct member;
+struct tly_coordinator_member;
 struct tly_coordinator;
 struct tly_currents;
 struct tly_reader;
@@ -24,9 +24,9 @@ void tly_adapt_apply(struct tly_coordinator *c);
 void tly_adapt_tell_gone(struct tly_coordinator *c);
 void tly_adapt_tell_come(struct tly_coordinator *c);
 /* A rank's report of its traffic.  An impossible report is dropped, for it is no reason to end a job. */
-void tly_adapt_heard(struct member *m, struct tly_reader *r);
+void tly_adapt_heard(struct tly_coordinator_member *m, struct tly_reader *r);
 /* A rank's word that it has no traffic. */
-void tly_adapt_heard_quiet(struct member *m, struct tly_reader *r);
+void tly_adapt_heard_quiet(struct tly_coordinator_member *m, struct tly_reader *r);
 void tly_adapt_tick(struct tly_coordinator *c);
 void tly_adapt_finish(struct tly_coordinator *c);
 /* What this service's card carries, bit/s; 0: nothing was seen of it, or the figure is a guess. */
@@ -49,7 +49,7 @@ bool tly_adapt_moved(struct tly_coordinator *c);
 
 /* slow.c */
 /* A rank's report of its steps.  An impossible report is dropped. */
-void tly_slow_heard(struct member *m, struct tly_reader *r);
+void tly_slow_heard(struct tly_coordinator_member *m, struct tly_reader *r);
 /* A rank has left: what the others have told of their steps is of steps with it. */
 void tly_slow_left(struct tly_coordinator *c);
 /* Has the rank left that was last said to compute longer?  The job's last line still names it. */

@@ -67,7 +67,7 @@ static void test_where_nothing_was_known_the_card_that_all_wait_for_is_named(voi
     static struct tly_roster_service s[COUNT];
     static struct tly_roster_rank rank[RANKS];
     static char ids[COUNT][64];
-    struct place place[COUNT] = {0};
+    struct tly_adapt_place place[COUNT] = {0};
     struct tly_coordinator c = {
         .adapt = {.place = place, .places = COUNT, .pending = true, .takes = 446e-9, .standout = -1},
         .host_id = ids,
@@ -92,7 +92,8 @@ static void test_where_nothing_was_known_the_card_that_all_wait_for_is_named(voi
         snprintf(ids[i], sizeof ids[i], "id%u", i);
         snprintf(where, sizeof where, "10.0.0.%u:1000", i + 1);
         tly_endpoints_add(&s[i].at, "tcp", where);
-        place[i] = (struct place){.incarnation = 7 + i, .weight = before[i], .card = i, .active = true};
+        place[i] =
+            (struct tly_adapt_place){.incarnation = 7 + i, .weight = before[i], .card = i, .active = true};
         if (i < RANKS)
             rank[i].machine = i;
         assert_int_equal(tly_replan_place(c.adapt.replan, (int)i, (double)s[i].bandwidth / 8, 0, 0, false),

@@ -35,7 +35,7 @@ enum {
     MOST_BEGUN = 1 << 18, /* rounds of one rank's in one change: far more than operations under way */
 };
 
-bool tly_change_concerns(const struct member *m)
+bool tly_change_concerns(const struct tly_coordinator_member *m)
 {
     return m->entered && !m->left && m->info.role == TLY_ROLE_RANK;
 }
@@ -47,7 +47,7 @@ enum whom {
     BEHIND, /* ranks that have not heard of the epoch in which others are */
 };
 
-static bool change_is_behind(const struct member *m)
+static bool change_is_behind(const struct tly_coordinator_member *m)
 {
     return tly_change_concerns(m) && m->committed < m->c->committed;
 }
@@ -60,7 +60,7 @@ static void change_post_roster(struct tly_coordinator *c, int type, uint16_t fla
         return;
     }
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (whom == BEHIND
                 ? change_is_behind(m)
                 : tly_change_concerns(m) || (whom == ALL && m->entered && m->service != TLY_NO_SERVICE))
@@ -71,7 +71,7 @@ static void change_post_roster(struct tly_coordinator *c, int type, uint16_t fla
 static bool change_all_answered(const struct tly_coordinator *c, uint32_t number)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        const struct member *m = tly_list_entry(n, struct member, node);
+        const struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (tly_change_concerns(m) && m->answered != number && m->met != number)
             return false;
     }
@@ -108,14 +108,14 @@ static void change_remember_host(struct tly_coordinator *c, uint32_t service)
     uint64_t last = tly_adapt_sure(c, service);
     if (!last || host_id[0] == TLY_HOST_AWAY)
         return;
-    struct found *f = tly_start_found(c, host_id, true);
+    struct tly_found_host *f = tly_start_found(c, host_id, true);
     if (f) /* else one there begins with what it says */
         f->last = last;
 }
 
 /* Put a guest into this place.  If others cannot reach it (-EINVAL) the place stays as it was.  f: as tly_start_found(). */
-static int change_put_in(struct tly_coordinator *c, uint32_t place, const struct member *m,
-                         const struct found *f)
+static int change_put_in(struct tly_coordinator *c, uint32_t place, const struct tly_coordinator_member *m,
+                         const struct tly_found_host *f)
 {
     struct tly_roster_service *s = &c->roster.services[place], before = {0};
     char host_id[64] = "";
@@ -144,12 +144,12 @@ static void change_invite_more(struct tly_coordinator *c)
 {
     bool any = false;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (!m->waiting || !tly_setback_is_over(c, m))
             continue;
         m->waiting = false;
         uint32_t at;
-        const struct found *f = tly_start_found(c, m->info.host_id, false);
+        const struct tly_found_host *f = tly_start_found(c, m->info.host_id, false);
         if (!m->info.bandwidth) {
             m->info.bandwidth = f ? f->bandwidth : 0;
             m->once = f && f->once;
@@ -179,7 +179,7 @@ static void change_invite_more(struct tly_coordinator *c)
     tly_roster_write(&w, &c->roster);
     change_post_roster(c, TLY_INVITE, 0, &w, RANKS);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (m->invited && !w.failed)
             tly_coordinator_post(m, TLY_INVITE, 0, w.data, w.len);
     }
@@ -265,7 +265,7 @@ static void change_commit(struct tly_coordinator *c)
     c->preparing = 0;
     change_post_commit(c, &c->roster, ALL);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         m->accuses = 0;
     }
     tly_adapt_tell_come(c);
@@ -277,12 +277,12 @@ void tly_change_start_without(struct tly_coordinator *c)
 {
     c->wanted = false;
     c->preparing = ++c->number;
-    change_commit(c);                 /* nobody has begun anything, */
-    c->changed = (struct changed){0}; /* and no split held that this one has changed */
+    change_commit(c);                         /* nobody has begun anything, */
+    c->changed = (struct tly_last_change){0}; /* and no split held that this one has changed */
 }
 
 /* A rank's answer to INVITE or PREPARE. */
-int tly_change_begun(struct member *m, bool last, struct tly_reader *r, const char **why)
+int tly_change_begun(struct tly_coordinator_member *m, bool last, struct tly_reader *r, const char **why)
 {
     struct tly_coordinator *c = m->c;
     uint32_t number = tly_read32(r), count = tly_read32(r);
@@ -326,7 +326,7 @@ static void change_welcome(struct tly_coordinator *c)
 {
     bool any = false;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (!m->invited)
             continue;
         char name[200];
@@ -345,7 +345,7 @@ static void change_welcome(struct tly_coordinator *c)
 static bool change_guests_ready(const struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        const struct member *m = tly_list_entry(n, struct member, node);
+        const struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (m->invited && !m->begun)
             return false;
     }
@@ -384,7 +384,7 @@ static void change_strike_out(struct tly_coordinator *c, uint32_t service, bool 
 }
 
 /* A tallyd is out: the job goes on without it. */
-void tly_change_evict(struct member *m, const char *why)
+void tly_change_evict(struct tly_coordinator_member *m, const char *why)
 {
     if (m->service == TLY_NO_SERVICE || m->c->roster.services[m->service].state == TLY_SERVICE_GONE)
         return;
@@ -395,10 +395,10 @@ void tly_change_evict(struct member *m, const char *why)
 
 /* --- a job whose coordinator has died ------------------------------------------------------------- */
 
-struct member *tly_change_find_tallyd(const struct tly_coordinator *c, uint64_t incarnation)
+struct tly_coordinator_member *tly_change_find_tallyd(const struct tly_coordinator *c, uint64_t incarnation)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (m->service != TLY_NO_SERVICE && m->info.incarnation == incarnation)
             return m;
     }
@@ -426,7 +426,7 @@ static void change_know_host(struct tly_coordinator *c, uint32_t service, const 
 }
 
 /* A member of a job that goes on without a coordinator has come. */
-static void change_take_back(struct member *m)
+static void change_take_back(struct tly_coordinator_member *m)
 {
     struct tly_coordinator *c = m->c;
     bool is_rank = m->info.role == TLY_ROLE_RANK;
@@ -480,7 +480,7 @@ static int change_take_newest(struct tly_coordinator *c, struct tly_roster *rost
     c->committed = committed;
     c->number = number > c->number ? number : c->number;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (!m->entered || m->waiting)
             continue;
         change_take_back(m);
@@ -502,14 +502,14 @@ static int change_adopt(struct tly_coordinator *c, struct tly_roster *roster, ui
     c->identity.incarnation = incarnation;
     c->resuming = true;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         m->waiting = m->entered && m->info.role == TLY_ROLE_TALLYD;
     }
     return 0;
 }
 
 /* A member of a job that runs.  What changes were under way is forgotten: a tallyd that had been invited comes again. */
-int tly_change_resumed(struct member *m, struct tly_reader *r, const char **why)
+int tly_change_resumed(struct tly_coordinator_member *m, struct tly_reader *r, const char **why)
 {
     struct tly_coordinator *c = m->c;
     struct tly_roster roster;

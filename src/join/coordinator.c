@@ -40,7 +40,7 @@ enum {
 
 static bool coordinator_next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
-    struct member *m = user;
+    struct tly_coordinator_member *m = user;
     return tly_outbox_next(&m->outbox, out, NULL);
 }
 
@@ -106,7 +106,7 @@ static void coordinator_advance(struct tly_coordinator *c)
     if (c->state == INVITING) {
         bool begun = true;
         for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-            struct member *m = tly_list_entry(n, struct member, node);
+            struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
             begun &= !m->entered || (m->begun && !m->accused_at);
         }
         if (begun) {
@@ -137,11 +137,11 @@ static void coordinator_advance(struct tly_coordinator *c)
 }
 
 /* Does the newcomer fit those who are here?  If not, the start fails for all and each learns why. */
-static bool coordinator_fits(struct tly_coordinator *c, const struct member *m)
+static bool coordinator_fits(struct tly_coordinator *c, const struct tly_coordinator_member *m)
 {
     const struct tly_member_info *me = &m->info;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        const struct member *o = tly_list_entry(n, struct member, node);
+        const struct tly_coordinator_member *o = tly_list_entry(n, struct tly_coordinator_member, node);
         const struct tly_member_info *other = &o->info;
         if (!o->entered || o == m || other->role != TLY_ROLE_RANK || me->role != TLY_ROLE_RANK)
             continue;
@@ -173,7 +173,7 @@ static bool coordinator_fits(struct tly_coordinator *c, const struct member *m)
     return true;
 }
 
-static void coordinator_on_member_info(struct member *m)
+static void coordinator_on_member_info(struct tly_coordinator_member *m)
 {
     struct tly_coordinator *c = m->c;
     char name[200];
@@ -229,7 +229,7 @@ static void coordinator_on_member_info(struct member *m)
 
 /* --- who asks ------------------------------------------------------------------------------------ */
 
-static uint32_t coordinator_stand(const struct member *m)
+static uint32_t coordinator_stand(const struct tly_coordinator_member *m)
 {
     return m->left     ? TLY_STAND_LEFT
            : m->begun  ? TLY_STAND_CONNECTED
@@ -243,7 +243,7 @@ static struct tly_slow coordinator_slow_now(const struct tly_coordinator *c)
     return c->state == RUNNING && !tly_slow_is_past(c) ? c->slow.told : (struct tly_slow){0};
 }
 
-static void coordinator_answer(struct member *watcher)
+static void coordinator_answer(struct tly_coordinator_member *watcher)
 {
     const struct tly_coordinator *c = watcher->c;
     struct tly_status s = {.state = c->state,
@@ -259,7 +259,7 @@ static void coordinator_answer(struct member *watcher)
         return; /* who asks gets no answer in time */
     tly_adapt_currents(c, &s.current);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        const struct member *m = tly_list_entry(n, struct member, node);
+        const struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         const struct tly_member_info *info = &m->info;
         if (!m->entered)
             continue;
@@ -285,7 +285,7 @@ static void coordinator_answer(struct member *watcher)
 static int coordinator_header(void *user, struct tly_link *l, const struct tly_frame *f,
                               struct tly_landing *land, const char **why)
 {
-    const struct member *m = user;
+    const struct tly_coordinator_member *m = user;
     uint8_t role = tly_link_peer(l)->role;
     bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
     if (!tly_frame_goes(f->type, role == TLY_ROLE_RANK      ? TLY_RANK_TO_COORDINATOR
@@ -315,7 +315,7 @@ static void coordinator_note_left(struct tly_coordinator *c, uint32_t rank)
 }
 
 /* A member says goodbye: it has ended well, or a tallyd leaves the split. */
-static void coordinator_on_goodbye(struct member *m)
+static void coordinator_on_goodbye(struct tly_coordinator_member *m)
 {
     struct tly_coordinator *c = m->c;
     m->left = true;
@@ -331,8 +331,8 @@ static void coordinator_on_goodbye(struct member *m)
 }
 
 /* A member says what it is: newly come, or of a job that runs and whose coordinator has died. */
-static int coordinator_on_roster(struct member *m, const struct tly_frame *f, struct tly_reader *r,
-                                 const char **why)
+static int coordinator_on_roster(struct tly_coordinator_member *m, const struct tly_frame *f,
+                                 struct tly_reader *r, const char **why)
 {
     if (f->flags & TLY_REQUEST) {
         m->nonce_seen = tly_read64(r);
@@ -354,7 +354,7 @@ static int coordinator_on_roster(struct member *m, const struct tly_frame *f, st
 static int coordinator_frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data,
                              const char **why)
 {
-    struct member *m = user;
+    struct tly_coordinator_member *m = user;
     struct tly_coordinator *c = m->c;
     struct tly_reader r = {data, f->payload, false};
     switch (f->type) {
@@ -409,7 +409,7 @@ static int coordinator_frame(void *user, struct tly_link *l, const struct tly_fr
     return 0;
 }
 
-static void coordinator_set_known(struct member *m, bool known)
+static void coordinator_set_known(struct tly_coordinator_member *m, bool known)
 {
     m->c->known += (uint32_t)known - m->known;
     m->known = known;
@@ -417,7 +417,7 @@ static void coordinator_set_known(struct member *m, bool known)
         tly_event_set(&m->c->quiet);
 }
 
-static void coordinator_drop(struct member *m)
+static void coordinator_drop(struct tly_coordinator_member *m)
 {
     struct tly_coordinator *c = m->c;
     tly_list_remove(&m->node);
@@ -430,7 +430,7 @@ static void coordinator_drop(struct member *m)
 }
 
 /* A member's connection is no more, or is given up.  The member is freed. */
-static void coordinator_lose(struct member *m, int err, const char *why)
+static void coordinator_lose(struct tly_coordinator_member *m, int err, const char *why)
 {
     struct tly_coordinator *c = m->c;
     char name[200];
@@ -467,7 +467,7 @@ static void coordinator_closed(void *user, struct tly_link *l, int err, const ch
 
 static void coordinator_opened(void *user, struct tly_link *l)
 {
-    struct member *m = user;
+    struct tly_coordinator_member *m = user;
     m->watcher = tly_link_peer(l)->role == TLY_ROLE_WATCHER;
     m->c->watchers += m->watcher;
     coordinator_set_known(m, !m->watcher);
@@ -486,7 +486,7 @@ static int coordinator_accepting(void *user, struct tly_link_config *config);
 /* The link is created after coordinator_accepting() has returned: it is known from its first callback on. */
 static void coordinator_remember(void *user, struct tly_link *l)
 {
-    struct member *m = user;
+    struct tly_coordinator_member *m = user;
     m->link = l;
 }
 
@@ -497,7 +497,7 @@ static int coordinator_accepting(void *user, struct tly_link_config *config)
      * Inside a rank a failed one still has to tell that very rank why (coordinator_on_member_info). */
     if (c->state == ENDED || (c->state == FAILED && c->standalone))
         return -ESHUTDOWN;
-    struct member *m = calloc(1, sizeof *m);
+    struct tly_coordinator_member *m = calloc(1, sizeof *m);
     if (!m)
         return -ENOMEM;
     m->c = c;
@@ -520,7 +520,7 @@ static const char *coordinator_unready(const struct tly_coordinator *c, char *ou
 {
     snprintf(out, len, "a rank or tallyd");
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        const struct member *m = tly_list_entry(n, struct member, node);
+        const struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         bool ready = c->state == PROVING ? m->proved || m->info.role != TLY_ROLE_RANK : m->begun;
         if (m->entered && !ready) {
             tly_coordinator_name(m, out, len);
@@ -535,7 +535,7 @@ static void coordinator_lose_silent(struct tly_coordinator *c)
 {
     char why[100];
     for (struct tly_list *n = c->members.next, *next; n != &c->members && c->state <= RUNNING; n = next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         next = n->next;
         if (tly_judge_is_silent(m, why, sizeof why) && (c->state != RUNNING || m->waiting))
             coordinator_lose(m, ETIMEDOUT, why);
@@ -716,7 +716,7 @@ void tly_coordinator_destroy(struct tly_coordinator *c, int64_t deadline)
         pthread_join(c->thread, NULL);
     }
     while (!tly_list_empty(&c->members))
-        coordinator_drop(tly_list_entry(tly_list_take(&c->members), struct member, node));
+        coordinator_drop(tly_list_entry(tly_list_take(&c->members), struct tly_coordinator_member, node));
     tly_listener_destroy(c->listener);
     tly_loop_finish(&c->loop);
     tly_survey_destroy(c->survey);

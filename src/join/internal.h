@@ -31,7 +31,7 @@
 #include "transport/outbox.h"
 #include "transport/transport.h"
 
-enum state {
+enum tly_coordinator_state {
     GATHERING = TLY_JOB_GATHERING,
     PROVING = TLY_JOB_PROVING,
     MEASURING = TLY_JOB_MEASURING,
@@ -50,7 +50,7 @@ enum {
     "the coordinator is out of memory: free some on its machine, or give its cgroup more"
 
 /* One connection.  Owner: the coordinator's loop. */
-struct member {
+struct tly_coordinator_member {
     struct tly_list node;
     struct tly_coordinator *c;
     struct tly_link *link;
@@ -108,7 +108,7 @@ struct tly_coordinator {
     char *given; /* owned: figures that count as measured ("HOST=RATE,..."), for tests; or NULL */
     struct tly_survey *survey; /* owned: MEASURING */
     struct tly_measure step;   /* of it, the one under way */
-    struct found {
+    struct tly_found_host {
         char host_id[64];
         uint64_t bandwidth; /* of its card, bit/s, as measured at the start; 0: it was not */
         bool once;          /* ... and nothing confirms it: it may carry more */
@@ -117,12 +117,12 @@ struct tly_coordinator {
     uint32_t found_count;
     int64_t measuring_at, step_at, inviting_at; /* awake clock */
     struct tly_list members;
-    enum state state;
-    bool telling;             /* FAILED: the rank of this process is told once the others have been */
-    uint32_t size;            /* ranks; 0 until the first has joined */
-    struct member **ranks;    /* owned array of size, of borrowed */
-    struct tly_roster roster; /* from INVITING on */
-    char (*host_id)[64];      /* owned: of each service of it */
+    enum tly_coordinator_state state;
+    bool telling;  /* FAILED: the rank of this process is told once the others have been */
+    uint32_t size; /* ranks; 0 until the first has joined */
+    struct tly_coordinator_member **ranks; /* owned array of size, of borrowed */
+    struct tly_roster roster;              /* from INVITING on */
+    char (*host_id)[64];                   /* owned: of each service of it */
 #define TLY_HOST_AWAY '\1' /* stands before its card's number instead, until somebody behind that is back */
     /* A change of epoch.  Invitations and preparations are numbered in one sequence, from the first epoch's 1. */
     uint32_t number;         /* the last one given */
@@ -134,15 +134,15 @@ struct tly_coordinator {
     size_t begun_count, begun_room;
     /* The plan follows the network (adapt.c). */
     bool fixed; /* TALLY_REPLAN=0, or a TALLY_SPLIT that leaves no choice */
-    struct adapt {
+    struct tly_adapt {
         struct tly_replan *replan; /* owned; NULL: no traffic crosses cards */
-        struct place {
+        struct tly_adapt_place {
             uint64_t incarnation; /* whose estimates these are */
             uint64_t bandwidth;   /* bit/s, as the last line about a change had it */
             uint64_t told;        /* bit/s that it carries now, as all members were told last */
             uint32_t weight;      /* before the change that is under way */
             uint32_t card;        /* the first service behind its card in the last epoch */
-            struct since {
+            struct tly_adapt_since {
                 uint64_t rate; /* bit/s, */
                 time_t at;     /* and when it became about that */
             } carries, adds;   /* its card, if it is the first behind it; its sums */
@@ -155,16 +155,16 @@ struct tly_coordinator {
         uint32_t crowded; /* samples in a row in which some rank needed four older epochs */
         int standout; /* the service whose card or sums were busy all the time in the last sample; -1: none */
     } adapt;
-    struct changed {
+    struct tly_last_change {
         struct tly_change last; /* of the split, whoever has made it */
         uint32_t epoch;         /* that began with it */
         bool fresh;             /* members have not been told yet */
     } changed;
-    struct slow {
+    struct tly_slow_found {
         struct tly_slow told;     /* to all members */
         uint32_t who;             /* a service, or a rank that takes longer by itself */
         struct tly_lateness late; /* of that rank */
-        struct turns {
+        struct tly_slow_turns {
             int role;                     /* of the newest holder; 0: there was none yet */
             uint64_t last;                /* its rank, or the incarnation of its service */
             uint32_t count;               /* of holders, each another one than the one before, */
@@ -202,8 +202,9 @@ struct tly_coordinator {
 /* --- tell.c -------------------------------------------------------------------------------------- */
 
 /* To one member; out of memory: its connection ends. */
-void tly_coordinator_post(struct member *m, int type, uint16_t flags, const void *data, size_t len);
-void tly_coordinator_post_verdict(struct member *m, int err, const char *sentence);
+void tly_coordinator_post(struct tly_coordinator_member *m, int type, uint16_t flags, const void *data,
+                          size_t len);
+void tly_coordinator_post_verdict(struct tly_coordinator_member *m, int err, const char *sentence);
 /* To all members. */
 void tly_coordinator_post_all(struct tly_coordinator *c, int type, const void *data, size_t len);
 /* End the job with a sentence that all members get; the first one counts.  err: an errno.  The loop's next prepare step
@@ -214,12 +215,12 @@ void tly_coordinator_tell_last(struct tly_coordinator *c);
 /* Its first rank is there: the others' time begins, however long a coordinator apart has stood idle. */
 void tly_coordinator_await(struct tly_coordinator *c, uint32_t size);
 /* How messages call a member. */
-void tly_coordinator_name(const struct member *m, char *out, size_t len);
+void tly_coordinator_name(const struct tly_coordinator_member *m, char *out, size_t len);
 
 /* --- join.c -------------------------------------------------------------------------------------- */
 
 /* A rank has joined: it needs no more of the others but that they join; -EPROTO (*why). */
-int tly_join_heard(struct member *m, struct tly_reader *r, const char **why);
+int tly_join_heard(struct tly_coordinator_member *m, struct tly_reader *r, const char **why);
 /* Have all ranks joined, or has one left that will not? */
 void tly_join_look(struct tly_coordinator *c);
 

@@ -54,7 +54,7 @@ void tly_join_look(struct tly_coordinator *c)
             c->ranks[i]->drained = false;
         join_write_joined(&w, c->roster.joins, last);
         for (struct tly_list *n = c->members.next; n != &c->members && !w.failed; n = n->next) {
-            struct member *m = tly_list_entry(n, struct member, node);
+            struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
             if (m->entered)
                 tly_coordinator_post(m, TLY_JOINED, TLY_LAST, w.data, w.len);
         }
@@ -64,7 +64,7 @@ void tly_join_look(struct tly_coordinator *c)
     }
 }
 
-int tly_join_heard(struct member *m, struct tly_reader *r, const char **why)
+int tly_join_heard(struct tly_coordinator_member *m, struct tly_reader *r, const char **why)
 {
     struct tly_coordinator *c = m->c;
     uint32_t joins = tly_read32(r), drained = tly_read32(r), rank = m->info.rank;

@@ -30,7 +30,8 @@ static bool judge_is_embedded(const struct tly_coordinator *c, uint64_t incarnat
 }
 
 /* A rank cannot reach a tallyd.  That it has reached before says that the rank may be cut off; a newcomer says nothing. */
-static void judge_accuse(struct member *m, struct member *accused, const char *sentence)
+static void judge_accuse(struct tly_coordinator_member *m, struct tly_coordinator_member *accused,
+                         const char *sentence)
 {
     struct tly_coordinator *c = m->c;
     char name[200];
@@ -43,7 +44,7 @@ static void judge_accuse(struct member *m, struct member *accused, const char *s
     snprintf(accused->accusation, sizeof accused->accusation, "%.100s %.190s", name, sentence);
 }
 
-void tly_judge_complaint(struct member *m, const struct tly_frame *f, struct tly_reader *r)
+void tly_judge_complaint(struct tly_coordinator_member *m, const struct tly_frame *f, struct tly_reader *r)
 {
     struct tly_coordinator *c = m->c;
     char sentence[TLY_SENTENCE - 200], name[200];
@@ -52,7 +53,7 @@ void tly_judge_complaint(struct member *m, const struct tly_frame *f, struct tly
     uint64_t service = tly_read64(r);
     if ((!m->entered && c->state != GATHERING) || r->failed)
         return;
-    struct member *accused = tly_change_find_tallyd(c, service);
+    struct tly_coordinator_member *accused = tly_change_find_tallyd(c, service);
     if (!err && service && !accused && c->state <= RUNNING && !judge_is_embedded(c, service))
         return; /* it is out already */
     if (!err && accused && m->entered) {
@@ -76,7 +77,7 @@ void tly_judge_complaint(struct member *m, const struct tly_frame *f, struct tly
 /* --- putting out --------------------------------------------------------------------------------- */
 
 /* The job goes on without a tallyd, and the tallyd is told so: if it only stood still it comes again. */
-static void judge_put_out(struct member *m, const char *why)
+static void judge_put_out(struct tly_coordinator_member *m, const char *why)
 {
     char text[TLY_SENTENCE];
     snprintf(text, sizeof text, "the job goes on without this tallyd: %s", why);
@@ -85,7 +86,7 @@ static void judge_put_out(struct member *m, const char *why)
     m->accused_at = 0;
 }
 
-bool tly_judge_is_silent(const struct member *m, char *why, size_t len)
+bool tly_judge_is_silent(const struct tly_coordinator_member *m, char *why, size_t len)
 {
     if (!m->entered || m->info.role == TLY_ROLE_RANK ||
         m->c->loop.awake - tly_link_heard_at(m->link) <= TALLYD_SILENCE_S * TLY_SEC)
@@ -98,7 +99,7 @@ static void judge_silent(struct tly_coordinator *c)
 {
     char why[100];
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         /* One that has been put out has been told, and has yet to read that. */
         if (c->state == RUNNING && m->service != TLY_NO_SERVICE && tly_judge_is_silent(m, why, sizeof why))
             judge_put_out(m, why);
@@ -106,14 +107,14 @@ static void judge_silent(struct tly_coordinator *c)
 }
 
 /* It has not answered since a rank accused it. */
-static bool judge_is_silent(const struct member *m)
+static bool judge_is_silent(const struct tly_coordinator_member *m)
 {
     return m->accused_at && tly_link_heard_at(m->link) < m->accused_at;
 }
 
 /* Why this tallyd is due to be put out; NULL: it is not. */
-static const char *judge_charge(const struct tly_coordinator *c, const struct member *m, char *text,
-                                size_t len)
+static const char *judge_charge(const struct tly_coordinator *c, const struct tly_coordinator_member *m,
+                                char *text, size_t len)
 {
     bool starts = c->state == INVITING && m->entered && m->service != TLY_NO_SERVICE && !m->begun;
     if ((m->invited && c->invitation && c->loop.awake - c->invited_at >= MEET_S * TLY_SEC) ||
@@ -141,14 +142,14 @@ static void judge_accused(struct tly_coordinator *c)
         alive += c->roster.services[i].state != TLY_SERVICE_GONE;
     /* A job that has failed does not go on without anybody. */
     for (struct tly_list *n = c->members.next, *next; n != &c->members && c->state <= RUNNING; n = next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         next = n->next;
         if (m->accused_at && !tly_link_await(m->link, true))
             continue;
         const char *why = judge_charge(c, m, late, sizeof late);
         if (!why)
             continue;
-        const struct member *accuser = m->accused_at ? c->ranks[m->accuser] : NULL;
+        const struct tly_coordinator_member *accuser = m->accused_at ? c->ranks[m->accuser] : NULL;
         if (!judge_is_silent(m) && accuser && alive > 2 && 2 * accuser->accuses > alive) {
             tly_coordinator_name(accuser, text, sizeof text);
             tly_coordinator_fail(c, ECONNRESET, "%s is cut off: it cannot reach %u of %u services", text,

@@ -113,7 +113,7 @@ struct ways {
     double sent, received; /* bit/s, all streams of a round together */
 };
 
-struct card {
+struct measure_card {
     struct tly_endpoints at;
     uint32_t service;         /* stands for it */
     uint32_t round;           /* the first in which it was in a middle; 0: none */
@@ -128,9 +128,9 @@ struct tly_survey {
     uint32_t round; /* rounds begun in all: two of each group */
     bool second_look;
     uint32_t services;
-    uint32_t *card_of;    /* owned: of each service */
-    struct card *card;    /* owned, as what follows */
-    bool *wanted, *again; /* the second look's */
+    uint32_t *card_of;         /* owned: of each service */
+    struct measure_card *card; /* owned, as what follows */
+    bool *wanted, *again;      /* the second look's */
     double *rate, *so_far;
     int *middle;
 };
@@ -171,8 +171,8 @@ int tly_survey_create(const struct tly_roster *r, bool all, struct tly_survey **
     for (uint32_t i = 0; i < n; i++) {
         const struct tly_roster_service *x = &r->services[i];
         if (x->card == i) {
-            struct card *c = &s->card[s->count];
-            *c = (struct card){.at = x->at, .service = i};
+            struct measure_card *c = &s->card[s->count];
+            *c = (struct measure_card){.at = x->at, .service = i};
             s->card_of[i] = (uint32_t)s->count++;
         }
         uint32_t at = s->card_of[i] = s->card_of[x->card];
@@ -217,7 +217,7 @@ static struct ways measure_best(struct ways a, struct ways b)
 static void measure_take_stock(struct tly_survey *s)
 {
     for (int i = 0; i < s->count; i++) {
-        struct card *c = &s->card[i];
+        struct measure_card *c = &s->card[i];
         struct ways *best = &c->look[s->second_look];
         *best = measure_best(*best, c->now);
         c->now = (struct ways){0};
@@ -235,7 +235,7 @@ static bool measure_alike(double a, double b)
  * spoils it for all that are measured in it.  Two cards have the same streams, one way and then the other. */
 static bool measure_is_shared(const struct tly_survey *s, int card)
 {
-    const struct card *c = &s->card[card];
+    const struct measure_card *c = &s->card[card];
     bool shared = false;
     if (s->count == 2) {
         struct ways w = measure_best(c->look[0], c->look[1]);
@@ -335,7 +335,7 @@ void tly_survey_counted(struct tly_survey *s, uint32_t card, const struct tly_me
 
 bool tly_survey_result(const struct tly_survey *s, uint32_t card, uint64_t *rate, bool *once)
 {
-    const struct card *c = &s->card[card];
+    const struct measure_card *c = &s->card[card];
     double found = s->rate[card];
     *once = !measure_is_shared(s, (int)card) &&
             !measure_alike(measure_both_ways(c->look[0]), measure_both_ways(c->look[1]));

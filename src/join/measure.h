@@ -75,7 +75,7 @@ struct tly_streams {
     uint32_t round, count;
     bool going;
     int64_t until; /* monotonic */
-    struct tly_stream {
+    struct tly_measure_stream {
         struct tly_streams *all;
         struct tly_link *link; /* owned; NULL: it has ended */
         bool met, counted;

@@ -25,7 +25,7 @@ struct setback {
     int64_t until;                            /* awake clock */
 };
 
-static struct setback *setback_find(const struct tly_coordinator *c, const struct member *m)
+static struct setback *setback_find(const struct tly_coordinator *c, const struct tly_coordinator_member *m)
 {
     char address[TLY_HOST_TEXT];
     tly_endpoints_host(&m->info.at, address);
@@ -36,7 +36,7 @@ static struct setback *setback_find(const struct tly_coordinator *c, const struc
     return NULL;
 }
 
-bool tly_setback_note(struct tly_coordinator *c, const struct member *m, const char *why)
+bool tly_setback_note(struct tly_coordinator *c, const struct tly_coordinator_member *m, const char *why)
 {
     struct setback *s = setback_find(c, m);
     if (!s && c->setback_count < MOST_SETBACKS) {
@@ -59,13 +59,13 @@ bool tly_setback_note(struct tly_coordinator *c, const struct member *m, const c
     return news;
 }
 
-bool tly_setback_is_over(const struct tly_coordinator *c, const struct member *m)
+bool tly_setback_is_over(const struct tly_coordinator *c, const struct tly_coordinator_member *m)
 {
     const struct setback *s = setback_find(c, m);
     return !s || c->loop.awake >= s->until;
 }
 
-void tly_setback_forget(struct tly_coordinator *c, const struct member *m)
+void tly_setback_forget(struct tly_coordinator *c, const struct tly_coordinator_member *m)
 {
     struct setback *s = setback_find(c, m);
     if (s)

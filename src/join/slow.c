@@ -36,7 +36,7 @@ static bool slow_is_rank(enum tly_why why)
     return why == TLY_WHY_COMPUTES || why == TLY_WHY_WAITS || why == TLY_WHY_PAGES;
 }
 
-void tly_slow_heard(struct member *m, struct tly_reader *r)
+void tly_slow_heard(struct tly_coordinator_member *m, struct tly_reader *r)
 {
     struct tly_steps steps;
     if (tly_steps_read(r, &steps) != 0)
@@ -173,7 +173,7 @@ static void slow_name_holder(const struct tly_coordinator *c, enum tly_why why, 
 /* This one is judged to hold the job up. */
 static void slow_note_turn(struct tly_coordinator *c, enum tly_why why, uint32_t who)
 {
-    struct turns *t = &c->slow.turns;
+    struct tly_slow_turns *t = &c->slow.turns;
     int role = slow_is_rank(why) ? 1 : why == TLY_WHY_ALL_CARDS ? 2 : 3;
     /* Another tallyd may have got the index of one that is gone. */
     uint64_t holder = role == 3 ? c->roster.services[who].incarnation : who;
@@ -189,20 +189,20 @@ static void slow_note_turn(struct tly_coordinator *c, enum tly_why why, uint32_t
 /* For how long the newest holder has been named. */
 static int64_t slow_since_turn(const struct tly_coordinator *c)
 {
-    const struct turns *t = &c->slow.turns;
+    const struct tly_slow_turns *t = &c->slow.turns;
     return t->count ? c->loop.awake - t->at[(t->count - 1) % TLY_SLOW_TURNS] : INT64_MAX;
 }
 
 static bool slow_goes_by_turns(const struct tly_coordinator *c)
 {
-    const struct turns *t = &c->slow.turns;
+    const struct tly_slow_turns *t = &c->slow.turns;
     if (c->slow.told.why == TLY_WHY_TURNS)
         return slow_since_turn(c) < TURNS_S * TLY_SEC;
     return t->count >= TLY_SLOW_TURNS && c->loop.awake - t->at[t->count % TLY_SLOW_TURNS] < TURNS_S * TLY_SEC;
 }
 
 /* "rank 5 (w5), tallyd 1 (c1) and rank 2 (w2)": each once. */
-static void slow_list_turns(const struct turns *t, char *out, size_t len)
+static void slow_list_turns(const struct tly_slow_turns *t, char *out, size_t len)
 {
     const char *who[TLY_SLOW_TURNS];
     int n = 0;
@@ -270,7 +270,7 @@ static void slow_describe(const struct tly_coordinator *c, uint32_t who, const s
  * holder must last. */
 static void slow_write_log(struct tly_coordinator *c)
 {
-    struct slow *s = &c->slow;
+    struct tly_slow_found *s = &c->slow;
     char text[TLY_SENTENCE];
     int64_t since = s->logged == TLY_WHY_NOBODY ? INT64_MAX : c->loop.awake - s->logged_at;
     bool again = (slow_is_rank(s->logged) && slow_is_rank(s->told.why)) ||
@@ -320,7 +320,7 @@ static double slow_figure(const struct tly_coordinator *c, enum tly_why why, uin
 
 void tly_slow_tick(struct tly_coordinator *c)
 {
-    struct slow *s = &c->slow;
+    struct tly_slow_found *s = &c->slow;
     struct tly_lateness late = s->late;
     uint32_t who;
     bool news = c->changed.fresh;
@@ -354,9 +354,9 @@ void tly_slow_tick(struct tly_coordinator *c)
 
 void tly_slow_forget(struct tly_coordinator *c)
 {
-    struct slow was = c->slow;
+    struct tly_slow_found was = c->slow;
     bool told = was.told.why != TLY_WHY_NOBODY;
-    c->slow = (struct slow){.turns = was.turns};
+    c->slow = (struct tly_slow_found){.turns = was.turns};
     if (was.logged == TLY_WHY_TURNS) {
         c->slow.logged = was.logged;
         c->slow.logged_at = was.logged_at;

@@ -72,7 +72,7 @@ static uint64_t start_window(const struct tly_coordinator *c, const struct tly_r
 static bool start_find_face(const struct tly_coordinator *c, struct sockaddr_storage *out)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        const struct member *m = tly_list_entry(n, struct member, node);
+        const struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         struct sockaddr_storage from;
         if (!m->entered)
             continue;
@@ -220,7 +220,7 @@ static int start_make_roster(struct tly_coordinator *c, struct tly_roster *r, bo
     }
     r->service_count = r->machine_count;
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (!m->entered || m->info.role != TLY_ROLE_TALLYD)
             continue;
         m->service = r->service_count++;
@@ -318,7 +318,7 @@ static void start_invite(struct tly_coordinator *c)
 
 /* --- measuring --------------------------------------------------------------------------------------- */
 
-static void start_post_measure(struct member *m, const struct tly_measure *x)
+static void start_post_measure(struct tly_coordinator_member *m, const struct tly_measure *x)
 {
     struct tly_writer w = {0};
     tly_measure_write(&w, x);
@@ -331,7 +331,7 @@ static void start_post_measure(struct member *m, const struct tly_measure *x)
 bool tly_start_awaits(const struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
-        if (tly_list_entry(n, struct member, node)->awaited)
+        if (tly_list_entry(n, struct tly_coordinator_member, node)->awaited)
             return true;
     return false;
 }
@@ -353,7 +353,7 @@ bool tly_start_crosses_cards(const struct tly_roster *r)
 static void start_drop_unplaced(struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (!m->entered || m->info.role != TLY_ROLE_TALLYD)
             continue;
         struct tly_roster_service s = start_service_of(&m->info, 0);
@@ -367,27 +367,28 @@ static void start_drop_unplaced(struct tly_coordinator *c)
     }
 }
 
-struct found *tly_start_found(struct tly_coordinator *c, const char *host_id, bool make)
+struct tly_found_host *tly_start_found(struct tly_coordinator *c, const char *host_id, bool make)
 {
     for (uint32_t i = 0; i < c->found_count; i++)
         if (strcmp(c->found[i].host_id, host_id) == 0)
             return &c->found[i];
     if (!make || c->found_count >= TLY_MAX_MACHINES)
         return NULL;
-    struct found *more = realloc(c->found, (c->found_count + 1) * sizeof *more);
+    struct tly_found_host *more = realloc(c->found, (c->found_count + 1) * sizeof *more);
     if (!more)
         return NULL;
     c->found = more;
-    struct found *f = &more[c->found_count++];
-    *f = (struct found){0};
+    struct tly_found_host *f = &more[c->found_count++];
+    *f = (struct tly_found_host){0};
     snprintf(f->host_id, sizeof f->host_id, "%s", host_id);
     return f;
 }
 
 /* The card's rate was measured.  keep: a tallyd that comes to that host later begins with it. */
-static void start_take(struct tly_coordinator *c, struct member *m, uint64_t rate, bool once, bool keep)
+static void start_take(struct tly_coordinator *c, struct tly_coordinator_member *m, uint64_t rate, bool once,
+                       bool keep)
 {
-    struct found *f = keep ? tly_start_found(c, m->info.host_id, true) : NULL;
+    struct tly_found_host *f = keep ? tly_start_found(c, m->info.host_id, true) : NULL;
     m->info.bandwidth = rate;
     m->measured = true;
     m->once = once;
@@ -419,7 +420,7 @@ static uint64_t start_given_rate(const char *given, const char *host, bool *once
 static void start_take_given(struct tly_coordinator *c)
 {
     for (struct tly_list *n = c->members.next; n != &c->members && c->given; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         bool once = false;
         uint64_t rate = start_given_rate(c->given, m->info.host, &once);
         if (m->entered && rate)
@@ -444,7 +445,7 @@ void tly_start_survey(struct tly_coordinator *c)
         if (!matter || tly_survey_create(&r, all, &c->survey) != 0)
             c->survey = NULL;
         for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-            struct member *m = tly_list_entry(n, struct member, node);
+            struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
             if (!m->entered || !c->survey)
                 continue;
             bool rank = m->info.role == TLY_ROLE_RANK;
@@ -458,7 +459,7 @@ void tly_start_survey(struct tly_coordinator *c)
         c->step = (struct tly_measure){.step = TLY_MEASURE_GO};
     }
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next)
-        tly_list_entry(n, struct member, node)->service = TLY_NO_SERVICE;
+        tly_list_entry(n, struct tly_coordinator_member, node)->service = TLY_NO_SERVICE;
     tly_roster_finish(&r);
 }
 
@@ -480,7 +481,7 @@ static void start_take_results(struct tly_coordinator *c)
     char found[TLY_SENTENCE - 64] = "", unknown[TLY_SENTENCE - 256] = "";
     tly_survey_end(c->survey);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         uint64_t rate = 0;
         bool once;
         if (!m->entered || !tly_survey_result(c->survey, m->card, &rate, &once))
@@ -509,7 +510,7 @@ void tly_start_go_on_measuring(struct tly_coordinator *c)
     c->step = (struct tly_measure){.step = go ? TLY_MEASURE_GO : TLY_MEASURE_MEET, .round = c->step.round};
     c->step_at = c->loop.awake;
     for (struct tly_list *n = c->members.next; n != &c->members && !go; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (m->awaited && m->silent)
             tly_survey_drop(c->survey, m->card); /* the others would only wait for it again */
         m->awaited = m->silent = false;
@@ -517,7 +518,7 @@ void tly_start_go_on_measuring(struct tly_coordinator *c)
     if (!go)
         c->step.round = c->survey && !late ? tly_survey_next(c->survey) : 0;
     for (struct tly_list *n = c->members.next; n != &c->members && c->step.round; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         struct tly_measure meet;
         if (!m->entered || !m->stands || !tly_survey_meet(c->survey, m->card, &meet))
             continue;
@@ -533,7 +534,7 @@ void tly_start_go_on_measuring(struct tly_coordinator *c)
     start_invite(c);
 }
 
-void tly_start_measured(struct member *m, const struct tly_measure *x)
+void tly_start_measured(struct tly_coordinator_member *m, const struct tly_measure *x)
 {
     struct tly_coordinator *c = m->c;
     bool go = c->step.step == TLY_MEASURE_GO;

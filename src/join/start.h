@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-struct found;
-struct member;
+struct tly_found_host;
+struct tly_coordinator_member;
 struct tly_coordinator;
 struct tly_measure;
 struct tly_member_info;
@@ -20,9 +20,9 @@ void tly_start_survey(struct tly_coordinator *c);
 /* MEASURING: does anybody still owe an answer? */
 bool tly_start_awaits(const struct tly_coordinator *c);
 void tly_start_go_on_measuring(struct tly_coordinator *c);
-void tly_start_measured(struct member *m, const struct tly_measure *x);
+void tly_start_measured(struct tly_coordinator_member *m, const struct tly_measure *x);
 /* The entry of a host's card, or NULL; make: add an empty one if there is none, NULL only without room. */
-struct found *tly_start_found(struct tly_coordinator *c, const char *host_id, bool make);
+struct tly_found_host *tly_start_found(struct tly_coordinator *c, const char *host_id, bool make);
 /* A member's service into a roster's place. */
 void tly_start_add(struct tly_coordinator *c, struct tly_roster *r, uint32_t index,
                    const struct tly_member_info *m);

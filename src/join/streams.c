@@ -17,7 +17,7 @@ static void streams_check(struct tly_streams *s)
                             .round = s->round,
                             .count = s->count};
     for (uint32_t i = 0; i < s->count; i++) {
-        const struct tly_stream *x = &s->stream[i];
+        const struct tly_measure_stream *x = &s->stream[i];
         if (x->link && (s->going ? x->met && !x->counted : !x->met))
             return;
         m.rate[i] = x->rate;
@@ -30,7 +30,7 @@ static void streams_check(struct tly_streams *s)
 
 static void streams_opened(void *user, struct tly_link *l)
 {
-    struct tly_stream *x = user;
+    struct tly_measure_stream *x = user;
     if (x->all->going)
         return; /* too late for this round */
     x->met = true;
@@ -47,7 +47,7 @@ static int streams_header(void *user, struct tly_link *l, const struct tly_frame
 static int streams_frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data,
                          const char **why)
 {
-    struct tly_stream *x = user;
+    struct tly_measure_stream *x = user;
     struct tly_reader r = {data, f->payload, false};
     struct tly_measure m;
     if (f->type != TLY_MEASURE)
@@ -66,7 +66,7 @@ static int streams_frame(void *user, struct tly_link *l, const struct tly_frame 
 
 static bool streams_next(void *user, struct tly_link *l, struct tly_outgoing *out)
 {
-    const struct tly_stream *x = user;
+    const struct tly_measure_stream *x = user;
     if (!x->all->going || !x->met || tly_now() >= x->all->until)
         return false;
     out->frame = (struct tly_frame){
@@ -77,7 +77,7 @@ static bool streams_next(void *user, struct tly_link *l, struct tly_outgoing *ou
 
 static void streams_closed(void *user, struct tly_link *l, int err, const char *why)
 {
-    struct tly_stream *x = user;
+    struct tly_measure_stream *x = user;
     bool awaited = x->all->going ? x->met && !x->counted : !x->met;
     tly_link_destroy(x->link);
     x->link = NULL;
@@ -102,7 +102,7 @@ void tly_streams_meet(struct tly_streams *s, const struct tly_identity *me, cons
                                     .peer_name = "a service",
                                     .by_address = true};
         c.identity.role = TLY_ROLE_WATCHER;
-        s->stream[i] = (struct tly_stream){.all = s};
+        s->stream[i] = (struct tly_measure_stream){.all = s};
         tly_link_dial(s->loop, &m->to[i], &c,
                       &s->stream[i].link); /* one that cannot be reached shows nothing */
     }

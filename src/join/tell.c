@@ -10,14 +10,15 @@
 
 #include "join/internal.h"
 
-void tly_coordinator_post(struct member *m, int type, uint16_t flags, const void *data, size_t len)
+void tly_coordinator_post(struct tly_coordinator_member *m, int type, uint16_t flags, const void *data,
+                          size_t len)
 {
     struct tly_frame f = {.type = (uint8_t)type, .flags = flags};
     if (m->link) /* out of memory: the connection ends, which the member notices */
         tly_outbox_post(&m->outbox, &f, data, len, NULL);
 }
 
-void tly_coordinator_post_verdict(struct member *m, int err, const char *sentence)
+void tly_coordinator_post_verdict(struct tly_coordinator_member *m, int err, const char *sentence)
 {
     struct tly_writer w = {0};
     tly_write32(&w, (uint32_t)err);
@@ -30,14 +31,14 @@ void tly_coordinator_post_verdict(struct member *m, int err, const char *sentenc
 void tly_coordinator_post_all(struct tly_coordinator *c, int type, const void *data, size_t len)
 {
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (m->entered)
             tly_coordinator_post(m, type, 0, data, len);
     }
 }
 
 /* The rank in whose process this is; NULL: there is none, or it has not joined. */
-static struct member *tell_beside(const struct tly_coordinator *c)
+static struct tly_coordinator_member *tell_beside(const struct tly_coordinator *c)
 {
     return c->standalone || !c->ranks ? NULL : c->ranks[c->identity.rank];
 }
@@ -54,9 +55,9 @@ void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format
     c->over_at = c->loop.awake;
     c->verdict_err = err;
     c->telling = true;
-    const struct member *own = tell_beside(c);
+    const struct tly_coordinator_member *own = tell_beside(c);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (!own || m != own)
             tly_coordinator_post_verdict(m, err, c->verdict);
     }
@@ -68,19 +69,19 @@ void tly_coordinator_tell_last(struct tly_coordinator *c)
         return;
     c->telling = false;
     for (struct tly_list *n = c->members.next, *next; n != &c->members; n = next) {
-        struct member *m = tly_list_entry(n, struct member, node);
+        struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         next = n->next; /* a link that ends takes its member with it */
         if (m->link)
             tly_link_flush(m->link);
     }
-    struct member *last = tell_beside(c);
+    struct tly_coordinator_member *last = tell_beside(c);
     if (last) {
         tly_coordinator_post_verdict(last, c->verdict_err, c->verdict);
         tly_link_flush(last->link);
     }
 }
 
-void tly_coordinator_name(const struct member *m, char *out, size_t len)
+void tly_coordinator_name(const struct tly_coordinator_member *m, char *out, size_t len)
 {
     char address[TLY_HOST_TEXT];
     uint32_t port = tly_endpoints_host(&m->info.at, address);

@@ -9,7 +9,7 @@
 #include "local/way.h"
 #include "ops/local.h"
 
-static bool divert_is_refused(const struct tly_local *l, const struct tly_round *r)
+static bool divert_is_refused(const struct tly_local *l, const struct tly_local_round *r)
 {
     const struct tly_post *own = &r->posts[l->me];
     for (uint32_t i = 0; i < l->count; i++)
@@ -19,7 +19,7 @@ static bool divert_is_refused(const struct tly_local *l, const struct tly_round 
 }
 
 /* Can zeros stand for those that have joined?  They can in posts and in the pool, and not in windows. */
-static bool divert_can_spare(const struct tly_local *l, const struct tly_round *r)
+static bool divert_can_spare(const struct tly_local *l, const struct tly_local_round *r)
 {
     const struct tly_local_op *op = r->op;
     bool pooled = true;
@@ -29,7 +29,7 @@ static bool divert_can_spare(const struct tly_local *l, const struct tly_round *
            ((r->posts[l->me].flags & TLY_POST_EAGER) || pooled);
 }
 
-static bool divert_suits(const struct tly_local *l, const struct tly_round *r, bool all)
+static bool divert_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
     if (!all)
         return r->posts[l->me].flags & TLY_POST_SERVICE;

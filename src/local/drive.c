@@ -37,7 +37,7 @@ static bool drive_has_step(struct tly_local *l)
             return true;
     struct tly_turn turn = {0};
     for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
-        const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
+        const struct tly_local_round *r = tly_list_entry(n, struct tly_local_round, node);
         if (r->way->is_finished(r) || r->way->can_step(l, r, &turn))
             return true;
         turn.in_order += r->way->in_order;
@@ -50,7 +50,7 @@ static bool drive_step(struct tly_local *l, const struct tly_errand *e)
 {
     struct tly_turn turn = {0};
     for (struct tly_list *n = l->ready.next; n != &l->ready; n = n->next) {
-        struct tly_round *r = tly_list_entry(n, struct tly_round, node);
+        struct tly_local_round *r = tly_list_entry(n, struct tly_local_round, node);
         bool done = r->way->is_finished(r);
         if (!done) {
             turn.before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);

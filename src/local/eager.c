@@ -6,12 +6,12 @@
 #include "ops/local.h"
 
 /* Where lengths differ, not all of them need be small. */
-static bool eager_suits(const struct tly_local *l, const struct tly_round *r, bool all)
+static bool eager_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
     return (r->posts[l->me].flags & TLY_POST_EAGER) && !r->op->call->gathered;
 }
 
-static enum tly_begun eager_begin(struct tly_local *l, struct tly_round *r)
+static enum tly_local_begun eager_begin(struct tly_local *l, struct tly_local_round *r)
 {
     const struct tly_local_op *op = r->op;
     const void *in[TLY_LOCAL_RANKS];

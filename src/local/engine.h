@@ -25,7 +25,7 @@ struct tly_neighbour {
 };
 
 /* All ranks' posts of one round of a name.  Lock: the engine's. */
-struct tly_round {
+struct tly_local_round {
     struct tly_list node; /* ready, while there is work */
     uint64_t id;
     struct tly_local_op *op; /* ours; NULL: not submitted yet, or ended */

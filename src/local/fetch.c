@@ -12,12 +12,12 @@
 #include "local/work.h"
 #include "ops/local.h"
 
-static bool fetch_suits(const struct tly_local *l, const struct tly_round *r, bool all)
+static bool fetch_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
     return !r->op->call->reduces;
 }
 
-static bool fetch_prepare(struct tly_local *l, struct tly_round *r)
+static bool fetch_prepare(struct tly_local *l, struct tly_local_round *r)
 {
     struct tly_post *own = &r->posts[l->me];
     return ((own->flags & TLY_POST_EAGER) || tly_work_lend(l, r->op, own, false)) &&
@@ -25,7 +25,7 @@ static bool fetch_prepare(struct tly_local *l, struct tly_round *r)
 }
 
 /* Have memory for pieces of the lengths that are posted.  False: there is none. */
-static bool fetch_take_room(struct tly_local *l, struct tly_round *r)
+static bool fetch_take_room(struct tly_local *l, struct tly_local_round *r)
 {
     int64_t dims[TLY_LOCAL_RANKS];
     uint64_t bytes[TLY_LOCAL_RANKS];
@@ -39,7 +39,7 @@ static bool fetch_take_room(struct tly_local *l, struct tly_round *r)
     return r->op->output != NULL;
 }
 
-static enum tly_begun fetch_begin(struct tly_local *l, struct tly_round *r)
+static enum tly_local_begun fetch_begin(struct tly_local *l, struct tly_local_round *r)
 {
     tly_work_share(l, r);
     r->chunks = l->count;
@@ -50,7 +50,7 @@ static enum tly_begun fetch_begin(struct tly_local *l, struct tly_round *r)
 }
 
 /* What this rank takes of one rank's data, into our memory. */
-static bool fetch_from(struct tly_local *l, const struct tly_round *r, uint32_t rank,
+static bool fetch_from(struct tly_local *l, const struct tly_local_round *r, uint32_t rank,
                        const struct tly_local_take *take)
 {
     const struct tly_post *p = &r->posts[rank];
@@ -66,7 +66,7 @@ static bool fetch_from(struct tly_local *l, const struct tly_round *r, uint32_t 
     return true;
 }
 
-static bool fetch_step(struct tly_local *l, struct tly_round *r, const struct tly_turn *turn)
+static bool fetch_step(struct tly_local *l, struct tly_local_round *r, const struct tly_turn *turn)
 {
     uint64_t given[TLY_LOCAL_RANKS];
     struct tly_local_take take[TLY_LOCAL_RANKS];
@@ -82,7 +82,8 @@ static bool fetch_step(struct tly_local *l, struct tly_round *r, const struct tl
     return tly_work_count(l, r);
 }
 
-static bool fetch_can_step(const struct tly_local *l, const struct tly_round *r, const struct tly_turn *turn)
+static bool fetch_can_step(const struct tly_local *l, const struct tly_local_round *r,
+                           const struct tly_turn *turn)
 {
     return !r->counted;
 }

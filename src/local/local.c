@@ -211,7 +211,7 @@ void tly_local_stop(struct tly_local *l, int err, const char *sentence)
         }
         l->at[i] = (struct tly_neighbour){.pidfd = -1};
     }
-    struct tly_round *r;
+    struct tly_local_round *r;
     tly_map_each(&l->rounds, r)
     {
         free(r->data);
@@ -233,7 +233,7 @@ void tly_local_unref(struct tly_local *l)
     if (!l || atomic_fetch_sub_explicit(&l->references, 1, memory_order_acq_rel) != 1)
         return;
     while (!tly_list_empty(&l->idle)) {
-        struct tly_round *r = tly_list_entry(tly_list_take(&l->idle), struct tly_round, node);
+        struct tly_local_round *r = tly_list_entry(tly_list_take(&l->idle), struct tly_local_round, node);
         free(r->data);
         free(r);
     }
@@ -247,13 +247,13 @@ void tly_local_unref(struct tly_local *l)
 
 /* --- facts -------------------------------------------------------------------------------------- */
 
-static bool local_is_missing(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static bool local_is_missing(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
     return !r->posts[rank].call && !tly_posts_lacks(l, r, rank);
 }
 
 /* "1, 3-4" of the ranks that have not posted. */
-static void local_missing(const struct tly_local *l, const struct tly_round *r, char *out, size_t len)
+static void local_missing(const struct tly_local *l, const struct tly_local_round *r, char *out, size_t len)
 {
     size_t at = 0;
     out[0] = '\0';

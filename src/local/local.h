@@ -81,7 +81,7 @@ struct tly_local_op {
     uint64_t ahead; /* likewise: bytes up to it that may wait to be sent while it is summed; 0: any */
     /* ------ the engine's; under its lock */
     struct tly_list node; /* inbox; backlog; ops by age */
-    struct tly_round *meeting;
+    struct tly_local_round *meeting;
     void *borrowed;         /* staging in the pool; a team's stays until its user gives it back */
     struct tly_list landed; /* pieces whose results are to be given to the others */
     uint8_t *sums;          /* where the pieces lie: the output, or staged */

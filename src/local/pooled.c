@@ -21,7 +21,7 @@ enum {
     CHUNKS_EACH = 2,   /* for each rank, at least, of a large tensor */
 };
 
-static bool pooled_suits(const struct tly_local *l, const struct tly_round *r, bool all)
+static bool pooled_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
     bool pooled = r->op->call->reduces && tly_post_is_pooled(&r->posts[l->me]);
     for (uint32_t i = 0; i < l->count && all && pooled; i++)
@@ -29,12 +29,12 @@ static bool pooled_suits(const struct tly_local *l, const struct tly_round *r, b
     return pooled;
 }
 
-static bool pooled_prepare(struct tly_local *l, struct tly_round *r)
+static bool pooled_prepare(struct tly_local *l, struct tly_local_round *r)
 {
     return tly_work_take_entry(l, &r->posts[l->me]);
 }
 
-void tly_pooled_cut(const struct tly_local *l, struct tly_round *r)
+void tly_pooled_cut(const struct tly_local *l, struct tly_local_round *r)
 {
     uint64_t bytes = r->op->bytes, one = bytes / l->count, chunk = one / CHUNKS_EACH;
     chunk = chunk < HANDY_CHUNK ? HANDY_CHUNK : chunk > MOST_CHUNK ? MOST_CHUNK : chunk;
@@ -46,15 +46,15 @@ void tly_pooled_cut(const struct tly_local *l, struct tly_round *r)
     r->chunks = (uint32_t)((bytes + chunk - 1) / chunk);
 }
 
-static enum tly_begun pooled_begin(struct tly_local *l, struct tly_round *r)
+static enum tly_local_begun pooled_begin(struct tly_local *l, struct tly_local_round *r)
 {
     tly_work_share(l, r);
     tly_pooled_cut(l, r);
     return TLY_BEGUN;
 }
 
-static void pooled_reduce_block(struct tly_local *l, const struct tly_round *r, const struct tly_reduction *h,
-                                uint64_t from, size_t len)
+static void pooled_reduce_block(struct tly_local *l, const struct tly_local_round *r,
+                                const struct tly_reduction *h, uint64_t from, size_t len)
 {
     const void *in[TLY_LOCAL_RANKS];
     for (uint32_t i = 0; i < l->count; i++)
@@ -66,17 +66,18 @@ static void pooled_reduce_block(struct tly_local *l, const struct tly_round *r, 
             memcpy(l->at[i].base + r->posts[i].output + from, sum, len);
 }
 
-static bool pooled_is_left(const struct tly_round *r, uint64_t next)
+static bool pooled_is_left(const struct tly_local_round *r, uint64_t next)
 {
     return (uint32_t)(next >> 32) == r->gen && (uint32_t)next < r->chunks;
 }
 
-static bool pooled_can_step(const struct tly_local *l, const struct tly_round *r, const struct tly_turn *turn)
+static bool pooled_can_step(const struct tly_local *l, const struct tly_local_round *r,
+                            const struct tly_turn *turn)
 {
     return pooled_is_left(r, atomic_load_explicit(&r->work->next, memory_order_relaxed));
 }
 
-static bool pooled_take_chunk(struct tly_round *r, uint32_t *chunk)
+static bool pooled_take_chunk(struct tly_local_round *r, uint32_t *chunk)
 {
     uint64_t v = atomic_load_explicit(&r->work->next, memory_order_relaxed);
     do
@@ -87,7 +88,8 @@ static bool pooled_take_chunk(struct tly_round *r, uint32_t *chunk)
     return true;
 }
 
-static bool pooled_reduce_range(struct tly_local *l, const struct tly_round *r, uint64_t from, uint64_t to)
+static bool pooled_reduce_range(struct tly_local *l, const struct tly_local_round *r, uint64_t from,
+                                uint64_t to)
 {
     struct tly_reduction h = tly_work_how(l, r->op);
     for (; from < to; from += BLOCK) {
@@ -98,7 +100,7 @@ static bool pooled_reduce_range(struct tly_local *l, const struct tly_round *r, 
     return true;
 }
 
-static bool pooled_step(struct tly_local *l, struct tly_round *r, const struct tly_turn *turn)
+static bool pooled_step(struct tly_local *l, struct tly_local_round *r, const struct tly_turn *turn)
 {
     uint32_t chunk;
     if (!pooled_can_step(l, r, turn))
@@ -114,7 +116,7 @@ static bool pooled_step(struct tly_local *l, struct tly_round *r, const struct t
     return ok && tly_work_count(l, r);
 }
 
-static bool pooled_give_up(struct tly_local *l, const struct tly_round *r)
+static bool pooled_give_up(struct tly_local *l, const struct tly_local_round *r)
 {
     if (!r->work)
         return true;

@@ -25,14 +25,14 @@ static uint64_t posts_round_id(uint64_t key, uint32_t round)
     return x ^ x >> 32;
 }
 
-struct tly_round *tly_posts_round(struct tly_local *l, uint64_t key, uint32_t number, uint32_t joins)
+struct tly_local_round *tly_posts_round(struct tly_local *l, uint64_t key, uint32_t number, uint32_t joins)
 {
     uint64_t id = posts_round_id(key, number);
-    struct tly_round *r = tly_map_get(&l->rounds, id);
+    struct tly_local_round *r = tly_map_get(&l->rounds, id);
     if (r)
         return r;
     if (l->idle_count) {
-        r = tly_list_entry(l->idle.next, struct tly_round, node);
+        r = tly_list_entry(l->idle.next, struct tly_local_round, node);
         tly_list_remove(&r->node);
         l->idle_count--;
     } else if (!(r = calloc(1, sizeof *r + l->count * sizeof *r->posts))) {
@@ -49,12 +49,12 @@ struct tly_round *tly_posts_round(struct tly_local *l, uint64_t key, uint32_t nu
     return r;
 }
 
-struct tly_round *tly_posts_find(const struct tly_local *l, uint64_t key, uint32_t number)
+struct tly_local_round *tly_posts_find(const struct tly_local *l, uint64_t key, uint32_t number)
 {
     return tly_map_get(&l->rounds, posts_round_id(key, number));
 }
 
-static void posts_drop(struct tly_local *l, struct tly_round *r)
+static void posts_drop(struct tly_local *l, struct tly_local_round *r)
 {
     tly_map_take(&l->rounds, r->id);
     tly_list_remove(&r->node);
@@ -73,7 +73,7 @@ static void posts_drop(struct tly_local *l, struct tly_round *r)
 }
 
 /* All posts of it have come that ever will. */
-static bool posts_is_complete(const struct tly_local *l, const struct tly_round *r)
+static bool posts_is_complete(const struct tly_local *l, const struct tly_local_round *r)
 {
     for (uint32_t i = 0; i < l->count && r->arrived < l->count; i++)
         if (!r->posts[i].call && !l->left[i] && !tly_posts_lacks(l, r, i))
@@ -81,7 +81,7 @@ static bool posts_is_complete(const struct tly_local *l, const struct tly_round 
     return true;
 }
 
-bool tly_posts_all_there(const struct tly_local *l, const struct tly_round *r)
+bool tly_posts_all_there(const struct tly_local *l, const struct tly_local_round *r)
 {
     uint32_t count = r->arrived;
     if (count == l->count || !l->joined)
@@ -95,7 +95,7 @@ bool tly_posts_all_there(const struct tly_local *l, const struct tly_round *r)
 
 /* The posts differ, or one will never come: then no rank looks at the work entry.  One that is late begins even a round
  * that others have ended meanwhile. */
-static bool posts_nobody_begins(const struct tly_local *l, const struct tly_round *r)
+static bool posts_nobody_begins(const struct tly_local *l, const struct tly_local_round *r)
 {
     const struct tly_post *own = &r->posts[l->me];
     for (uint32_t i = 0; i < l->count; i++)
@@ -105,7 +105,7 @@ static bool posts_nobody_begins(const struct tly_local *l, const struct tly_roun
     return r->arrived < l->count && tly_posts_all_there(l, r); /* it is the service's */
 }
 
-struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r)
+struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_local_round *r)
 {
     struct tly_local_op *op = r->op;
     r->op = NULL;
@@ -146,7 +146,7 @@ void tly_posts_hand_back(struct tly_local *l, struct tly_local_op *op)
     tly_local_tell_sleepers(l);
 }
 
-void tly_posts_finish(struct tly_local *l, struct tly_round *r)
+void tly_posts_finish(struct tly_local *l, struct tly_local_round *r)
 {
     if (r->way->finish)
         r->way->finish(l, r);
@@ -156,22 +156,22 @@ void tly_posts_finish(struct tly_local *l, struct tly_round *r)
 /* --- a round begins ----------------------------------------------------------------------------- */
 
 /* The ranks' priorities of an operation may differ. */
-static int64_t posts_priority(const struct tly_round *r)
+static int64_t posts_priority(const struct tly_local_round *r)
 {
     return r->way->in_order ? r->posts[0].first_dim : r->op->priority;
 }
 
-static bool posts_is_before(const struct tly_round *a, const struct tly_round *b)
+static bool posts_is_before(const struct tly_local_round *a, const struct tly_local_round *b)
 {
     return posts_priority(a) != posts_priority(b)
                ? posts_priority(a) > posts_priority(b)
                : a->order < b->order;
 }
 
-static void posts_make_ready(struct tly_local *l, struct tly_round *r)
+static void posts_make_ready(struct tly_local *l, struct tly_local_round *r)
 {
     struct tly_list *n = l->ready.prev;
-    while (n != &l->ready && posts_is_before(r, tly_list_entry(n, struct tly_round, node)))
+    while (n != &l->ready && posts_is_before(r, tly_list_entry(n, struct tly_local_round, node)))
         n = n->prev;
     tly_list_append(n->next, &r->node);
 }
@@ -183,7 +183,7 @@ static bool posts_in_segment(const struct tly_local *l, uint32_t rank, uint64_t 
 }
 
 /* Can what a rank has posted be used?  One that runs wild must not take the others with it. */
-static bool posts_is_sound(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static bool posts_is_sound(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
     const struct tly_local_op *op = r->op;
     const struct tly_post *p = &r->posts[rank], *own = &r->posts[l->me];
@@ -197,7 +197,7 @@ static bool posts_is_sound(const struct tly_local *l, const struct tly_round *r,
 }
 
 /* All posts of the round are there, and the same. */
-static void posts_begin(struct tly_local *l, struct tly_round *r)
+static void posts_begin(struct tly_local *l, struct tly_local_round *r)
 {
     for (uint32_t i = 0; i < l->count; i++)
         if (r->posts[i].call && !posts_is_sound(l, r, i)) {
@@ -210,7 +210,7 @@ static void posts_begin(struct tly_local *l, struct tly_round *r)
     while (!r->posts[r->lead].call)
         r->lead++;
     r->moved = r->op->bytes;
-    enum tly_begun begun = r->way->begin(l, r);
+    enum tly_local_begun begun = r->way->begin(l, r);
     if (begun == TLY_BEGUN)
         posts_make_ready(l, r);
     else if (begun == TLY_BEGUN_ENDED)
@@ -226,7 +226,7 @@ bool tly_posts_no_doubts(const struct tly_local *l)
     return atomic_load(&l->at[0].control->doubts) == l->doubts;
 }
 
-void tly_posts_check(struct tly_local *l, struct tly_round *r)
+void tly_posts_check(struct tly_local *l, struct tly_local_round *r)
 {
     if (r->over) {
         if (posts_is_complete(l, r))
@@ -246,7 +246,7 @@ void tly_posts_check(struct tly_local *l, struct tly_round *r)
     }
 }
 
-void tly_posts_settle(struct tly_local *l, struct tly_round *r, uint32_t rank, bool back)
+void tly_posts_settle(struct tly_local *l, struct tly_local_round *r, uint32_t rank, bool back)
 {
     l->doubts++;
     if (r && back) {

@@ -37,30 +37,30 @@ void tly_posts_show(struct tly_local *l, const struct tly_local_op *op, const st
 
 /* The round of a name with this number, new if there is none.  `joins`: how often the rank that posts it had joined
  * before, which all its ranks have in common.  NULL: out of memory. */
-struct tly_round *tly_posts_round(struct tly_local *l, uint64_t key, uint32_t number, uint32_t joins);
+struct tly_local_round *tly_posts_round(struct tly_local *l, uint64_t key, uint32_t number, uint32_t joins);
 /* The same; NULL: there is none. */
-struct tly_round *tly_posts_find(const struct tly_local *l, uint64_t key, uint32_t number);
+struct tly_local_round *tly_posts_find(const struct tly_local *l, uint64_t key, uint32_t number);
 
 /* The rank has joined and has not posted this, nor will it: zeros stand for it. */
-static inline bool tly_posts_lacks(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static inline bool tly_posts_lacks(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
     return l->joined && !r->posts[rank].call && l->at[rank].joins > r->joins && !l->config.team;
 }
 
 /* All ranks have posted it but those that have joined. */
-bool tly_posts_all_there(const struct tly_local *l, const struct tly_round *r);
+bool tly_posts_all_there(const struct tly_local *l, const struct tly_local_round *r);
 /* Another post of the round has come, or ours is out: does it begin, or go back, or is it over? */
-void tly_posts_check(struct tly_local *l, struct tly_round *r);
+void tly_posts_check(struct tly_local *l, struct tly_local_round *r);
 /* A rank has thought of taking back its post of a round (NULL: of one that has ended) and has said the outcome: whether it
  * is back.  Rounds that waited for this word may begin. */
-void tly_posts_settle(struct tly_local *l, struct tly_round *r, uint32_t rank, bool back);
+void tly_posts_settle(struct tly_local *l, struct tly_local_round *r, uint32_t rank, bool back);
 /* Is there no rank that thinks of taking a post back and has not said the outcome?  Asked once all posts have been seen,
  * before anything is done with them.  A rank that takes one back first says so, then looks whether all are there. */
 bool tly_posts_no_doubts(const struct tly_local *l);
 /* The round is worked on to its end: our operation ends well. */
-void tly_posts_finish(struct tly_local *l, struct tly_round *r);
+void tly_posts_finish(struct tly_local *l, struct tly_local_round *r);
 /* Our operation is the user's again; the round stays until all posts of it have come. */
-struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_round *r);
+struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_local_round *r);
 /* Tell its user that the operation, which has been let go, has ended.  err: 0, or a positive errno with a sentence. */
 void tly_posts_end(struct tly_local *l, struct tly_local_op *op, int err, const char *sentence);
 /* Give it to its user to take the way through the service, which ends it or says what is wrong. */
@@ -73,7 +73,7 @@ bool tly_posts_read(struct tly_local *l);
 /* A rank has joined: what lacks its post alone need not wait.  False: out of memory, and the job fails. */
 bool tly_posts_take_joined(struct tly_local *l, uint32_t rank);
 /* Take this rank's memory back from a round that cannot be finished.  False: the job fails meanwhile. */
-bool tly_posts_give_up(struct tly_local *l, const struct tly_round *r);
+bool tly_posts_give_up(struct tly_local *l, const struct tly_local_round *r);
 /* End the operations that ranks which have left will not do their part of. */
 void tly_posts_end_lost(struct tly_local *l);
 

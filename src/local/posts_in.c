@@ -15,7 +15,7 @@
 #include "ops/local.h"
 
 /* `p` is the post at offset `at` of its rank's ring. */
-static bool posts_in_keep_payload(struct tly_local *l, struct tly_round *r, uint32_t rank,
+static bool posts_in_keep_payload(struct tly_local *l, struct tly_local_round *r, uint32_t rank,
                                   const struct tly_post *p, uint64_t at, uint32_t bytes)
 {
     if (bytes > r->room) {
@@ -37,7 +37,7 @@ static bool posts_in_keep_payload(struct tly_local *l, struct tly_round *r, uint
 }
 
 /* Another rank has posted what this one, which has joined, has not: in a team it is to stand in, else nothing is missed. */
-static void posts_in_miss(struct tly_local *l, struct tly_round *r, uint32_t rank)
+static void posts_in_miss(struct tly_local *l, struct tly_local_round *r, uint32_t rank)
 {
     const struct tly_post *p = &r->posts[rank];
     if (!l->config.team) {
@@ -66,7 +66,7 @@ static void posts_in_miss(struct tly_local *l, struct tly_round *r, uint32_t ran
 
 bool tly_posts_take_joined(struct tly_local *l, uint32_t rank)
 {
-    struct tly_round *r, **all = malloc((l->rounds.count + 1) * sizeof *all);
+    struct tly_local_round *r, **all = malloc((l->rounds.count + 1) * sizeof *all);
     uint64_t *ids = malloc((l->rounds.count + 1) * sizeof *ids);
     size_t count = 0;
     l->at[rank].joins++;
@@ -122,7 +122,8 @@ static bool posts_in_read_ring(struct tly_local *l, uint32_t rank)
             continue;
         }
         uint64_t bytes = p.flags & TLY_POST_EAGER ? p.bytes : 0;
-        struct tly_round *r = tly_posts_round(l, p.key, p.round, n->joins - !!(p.flags & TLY_POST_LATE));
+        struct tly_local_round *r =
+            tly_posts_round(l, p.key, p.round, n->joins - !!(p.flags & TLY_POST_LATE));
         if (r && (r->posts[rank].call || !p.call || bytes > TLY_EAGER)) {
             char sentence[100];
             snprintf(sentence, sizeof sentence, "rank %u has posted %s", tly_local_number(l, rank),
@@ -148,7 +149,7 @@ static bool posts_in_read_ring(struct tly_local *l, uint32_t rank)
 }
 
 /* A rank that has left will not do its part of it. */
-static bool posts_in_is_lost(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static bool posts_in_is_lost(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
     if (!l->left[rank] || !r->posts[rank].call)
         return l->left[rank];
@@ -160,7 +161,7 @@ static bool posts_in_is_lost(const struct tly_local *l, const struct tly_round *
     return r->op->call->gathered || !(r->posts[rank].flags & TLY_POST_EAGER);
 }
 
-bool tly_posts_give_up(struct tly_local *l, const struct tly_round *r)
+bool tly_posts_give_up(struct tly_local *l, const struct tly_local_round *r)
 {
     return !r->way->give_up || r->way->give_up(l, r);
 }
@@ -169,7 +170,7 @@ void tly_posts_end_lost(struct tly_local *l)
 {
     for (struct tly_list *n = l->ops.next, *next; n != &l->ops; n = next) {
         struct tly_local_op *op = tly_list_entry(n, struct tly_local_op, node);
-        struct tly_round *r = op->meeting;
+        struct tly_local_round *r = op->meeting;
         next = n->next;
         for (uint32_t i = 0; i < l->count; i++)
             if (posts_in_is_lost(l, r, i)) {

@@ -31,7 +31,7 @@ static void posts_out_posts_locate(struct tly_local *l, const struct tly_local_o
     p->flags |= (in ? TLY_POST_POOL_IN : 0) | (out ? TLY_POST_POOL_OUT : 0);
 }
 
-static void posts_out_book(struct tly_local *l, struct tly_round *r, struct tly_local_op *op,
+static void posts_out_book(struct tly_local *l, struct tly_local_round *r, struct tly_local_op *op,
                            const struct tly_post *p)
 {
     r->op = op;
@@ -41,7 +41,7 @@ static void posts_out_book(struct tly_local *l, struct tly_round *r, struct tly_
 }
 
 /* Our post is out, and began at this place of our ring. */
-static void posts_out_posted(struct tly_local *l, struct tly_round *r, uint64_t at)
+static void posts_out_posted(struct tly_local *l, struct tly_local_round *r, uint64_t at)
 {
     r->order = l->me == 0 ? at : r->order;
     r->posted = true;
@@ -53,7 +53,7 @@ static void posts_out_posted(struct tly_local *l, struct tly_round *r, uint64_t 
 
 void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct tly_post *p, uint64_t at)
 {
-    struct tly_round *r = tly_posts_round(l, op->key, op->round, l->at[l->me].joins); /* an idle one */
+    struct tly_local_round *r = tly_posts_round(l, op->key, op->round, l->at[l->me].joins); /* an idle one */
     posts_out_book(l, r, op, p);
     posts_out_posted(l, r, at);
 }
@@ -65,7 +65,7 @@ static bool posts_out_post(struct tly_local *l, struct tly_local_op *op)
     uint64_t need = sizeof(struct tly_post) + tly_posts_bytes_behind(small && gives ? op->bytes : 0);
     if (!tly_posts_has_room(l, need + sizeof(struct tly_post)) || (op->parts && !l->free_count))
         return false;
-    struct tly_round *r = tly_posts_round(l, op->key, op->round, l->at[l->me].joins - op->stands_in);
+    struct tly_local_round *r = tly_posts_round(l, op->key, op->round, l->at[l->me].joins - op->stands_in);
     if (!r) {
         l->calls->broken(l->user, ENOMEM, "out of memory");
         return false; /* it stays where the failure will find it */
@@ -104,7 +104,7 @@ static bool posts_out_take_back(struct tly_local *l, const struct tly_local_op *
     atomic_fetch_add(&l->at[0].control->doubts, 1);
     atomic_thread_fence(memory_order_seq_cst); /* the others' posts are not read before */
     tly_posts_read(l);                         /* it may end here */
-    struct tly_round *r = tly_posts_find(l, p.key, p.round);
+    struct tly_local_round *r = tly_posts_find(l, p.key, p.round);
     bool back = r && r->op && !tly_posts_all_there(l, r);
     p.flags |= back ? TLY_POST_SERVICE : 0;
     tly_posts_show(l, op, &p);

@@ -32,24 +32,25 @@ enum {
     MOST_LOOKED_AT = 8, /* rounds at a turn; then only those with a window, and the elected */
 };
 
-static struct tly_work *staging_work_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static struct tly_work *staging_work_of(const struct tly_local *l, const struct tly_local_round *r,
+                                        uint32_t rank)
 {
     return &l->at[rank].control->work[r->posts[rank].work];
 }
 
 /* The first block of a rank; then every n-th.  Of small tensors it is not always the same ranks that sum. */
-static uint32_t staging_first_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static uint32_t staging_first_of(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
     return (uint32_t)((rank + (r->id >> 32)) % l->count);
 }
 
-static uint32_t staging_owner_of(const struct tly_local *l, const struct tly_round *r, uint32_t block)
+static uint32_t staging_owner_of(const struct tly_local *l, const struct tly_local_round *r, uint32_t block)
 {
     return (block % l->count + l->count - staging_first_of(l, r, 0)) % l->count;
 }
 
 /* Zeros, for a rank that has joined, are in no window. */
-static bool staging_suits(const struct tly_local *l, const struct tly_round *r, bool all)
+static bool staging_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
     bool pooled = tly_post_is_pooled(&r->posts[l->me]);
     if (!r->op->call->reduces)
@@ -63,13 +64,13 @@ static bool staging_suits(const struct tly_local *l, const struct tly_round *r, 
 }
 
 /* In blocks. */
-static uint32_t staging_slots(const struct tly_round *r)
+static uint32_t staging_slots(const struct tly_local_round *r)
 {
     uint32_t most = WINDOW / r->chunk_bytes;
     return r->chunks < most ? r->chunks : most;
 }
 
-static uint64_t staging_length_of(const struct tly_round *r, uint32_t block)
+static uint64_t staging_length_of(const struct tly_local_round *r, uint32_t block)
 {
     uint64_t from = (uint64_t)block * r->chunk_bytes, left = r->op->bytes - from;
     return left < r->chunk_bytes ? left : r->chunk_bytes;
@@ -82,18 +83,18 @@ static uint32_t staging_count_in(uint64_t value, uint32_t gen)
 }
 
 /* acquire: the blocks are there; seq_cst: pairs with staging_give_up(). */
-static uint32_t staged_by(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static uint32_t staged_by(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
     return staging_count_in(atomic_load(&staging_work_of(l, r, rank)->next), r->posts[rank].gen);
 }
 
-static uint32_t staging_summed_by(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static uint32_t staging_summed_by(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
     return staging_count_in(atomic_load_explicit(&staging_work_of(l, r, rank)->done, memory_order_acquire),
                             r->posts[rank].gen);
 }
 
-static void staging_cut(const struct tly_local *l, struct tly_round *r)
+static void staging_cut(const struct tly_local *l, struct tly_local_round *r)
 {
     uint64_t block = (r->op->bytes / l->count + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
     uint64_t most = WINDOW / (2 * l->count) / TLY_PAGE * TLY_PAGE; /* twice round the ranks */
@@ -105,12 +106,12 @@ static void staging_cut(const struct tly_local *l, struct tly_round *r)
 /* --- steps --------------------------------------------------------------------------------------- */
 
 /* The next block that this rank sums; no less than r->chunks: there is none. */
-static uint64_t staging_next_sum(const struct tly_local *l, const struct tly_round *r)
+static uint64_t staging_next_sum(const struct tly_local *l, const struct tly_local_round *r)
 {
     return (uint64_t)r->summed * l->count + staging_first_of(l, r, l->me);
 }
 
-static bool staging_can_sum(const struct tly_local *l, const struct tly_round *r)
+static bool staging_can_sum(const struct tly_local *l, const struct tly_local_round *r)
 {
     uint64_t block = staging_next_sum(l, r);
     if (block >= r->chunks)
@@ -121,31 +122,31 @@ static bool staging_can_sum(const struct tly_local *l, const struct tly_round *r
     return true;
 }
 
-static uint64_t staging_name_of(const struct tly_round *r)
+static uint64_t staging_name_of(const struct tly_local_round *r)
 {
     return (uint64_t)r->posts[0].gen << 32 | (r->posts[0].work + 1u);
 }
 
 /* Is it the one for which each rank keeps a window? */
-static bool staging_is_elected(const struct tly_local *l, const struct tly_round *r)
+static bool staging_is_elected(const struct tly_local *l, const struct tly_local_round *r)
 {
     return atomic_load_explicit(&l->at[0].control->elected, memory_order_relaxed) == staging_name_of(r);
 }
 
 /* May it have a window? */
-static bool staging_can_open(const struct tly_local *l, const struct tly_round *r, bool first)
+static bool staging_can_open(const struct tly_local *l, const struct tly_local_round *r, bool first)
 {
     return ((first || l->windows < MOST_WINDOWS) && (!l->no_more || l->window[0].is_free)) ||
            (l->window[1].is_free && staging_is_elected(l, r));
 }
 
-static bool staging_can_put_in(const struct tly_local *l, const struct tly_round *r, bool first)
+static bool staging_can_put_in(const struct tly_local *l, const struct tly_local_round *r, bool first)
 {
     return r->staged < r->chunks && r->staged < r->copied + staging_slots(r) &&
            (r->op->borrowed || staging_can_open(l, r, first));
 }
 
-static bool staging_can_take_out(const struct tly_local *l, const struct tly_round *r)
+static bool staging_can_take_out(const struct tly_local *l, const struct tly_local_round *r)
 {
     if (r->copied == r->chunks)
         return false;
@@ -157,13 +158,13 @@ static bool staging_can_take_out(const struct tly_local *l, const struct tly_rou
 
 /* Of many rounds, those far behind cannot get a window soon.  One that has a window is to give it back all the same: the
  * elected one may wait for it. */
-static bool staging_is_passed_over(const struct tly_local *l, const struct tly_round *r,
+static bool staging_is_passed_over(const struct tly_local *l, const struct tly_local_round *r,
                                    const struct tly_turn *turn)
 {
     return turn->in_order >= MOST_LOOKED_AT && !r->op->borrowed && !staging_is_elected(l, r);
 }
 
-static bool staging_can_step(const struct tly_local *l, const struct tly_round *r,
+static bool staging_can_step(const struct tly_local *l, const struct tly_local_round *r,
                              const struct tly_turn *turn)
 {
     return !staging_is_passed_over(l, r, turn) &&
@@ -171,13 +172,13 @@ static bool staging_can_step(const struct tly_local *l, const struct tly_round *
             staging_can_take_out(l, r));
 }
 
-static bool staging_is_finished(const struct tly_round *r)
+static bool staging_is_finished(const struct tly_local_round *r)
 {
     return r->copied == r->chunks;
 }
 
 /* Is all of it summed? */
-static bool staging_is_summed(const struct tly_local *l, const struct tly_round *r)
+static bool staging_is_summed(const struct tly_local *l, const struct tly_local_round *r)
 {
     for (uint32_t i = 0; i < l->count; i++) {
         uint32_t first = staging_first_of(l, r, i),
@@ -190,7 +191,8 @@ static bool staging_is_summed(const struct tly_local *l, const struct tly_round 
 
 /* Where in this process a block of a rank's input or output can be read and written, or its sum put; NULL: it says what
  * cannot be. */
-static uint8_t *staging_seen(struct tly_local *l, const struct tly_round *r, uint32_t rank, uint32_t block)
+static uint8_t *staging_seen(struct tly_local *l, const struct tly_local_round *r, uint32_t rank,
+                             uint32_t block)
 {
     uint64_t window = atomic_load_explicit(&staging_work_of(l, r, rank)->window, memory_order_relaxed);
     uint64_t place = window + (uint64_t)(block % staging_slots(r)) * r->chunk_bytes, all = l->at[rank].bytes;
@@ -204,7 +206,7 @@ static uint8_t *staging_seen(struct tly_local *l, const struct tly_round *r, uin
     return NULL;
 }
 
-static bool staging_sum_block(struct tly_local *l, const struct tly_round *r, uint32_t block)
+static bool staging_sum_block(struct tly_local *l, const struct tly_local_round *r, uint32_t block)
 {
     const struct tly_local_op *op = r->op;
     struct tly_reduction how = tly_work_how(l, op);
@@ -238,7 +240,7 @@ static bool staging_sum_block(struct tly_local *l, const struct tly_round *r, ui
     return true;
 }
 
-static bool staging_sum(struct tly_local *l, struct tly_round *r)
+static bool staging_sum(struct tly_local *l, struct tly_local_round *r)
 {
     if (!staging_can_sum(l, r))
         return false;
@@ -263,7 +265,7 @@ static void *staging_kept_window(struct tly_local *l, int i)
     return l->window[i].at;
 }
 
-static bool staging_open_window(struct tly_local *l, struct tly_round *r)
+static bool staging_open_window(struct tly_local *l, struct tly_local_round *r)
 {
     struct tly_local_op *op = r->op;
     if (op->borrowed)
@@ -286,7 +288,7 @@ static bool staging_open_window(struct tly_local *l, struct tly_round *r)
 }
 
 /* Each rank keeps a window for this one.  NULL: for none. */
-static void staging_elect(struct tly_local *l, const struct tly_round *r)
+static void staging_elect(struct tly_local *l, const struct tly_local_round *r)
 {
     atomic_store_explicit(&l->own->elected, r ? staging_name_of(r) : 0, memory_order_relaxed);
     if (r)
@@ -296,9 +298,9 @@ static void staging_elect(struct tly_local *l, const struct tly_round *r)
 /* The elected round has ended here: the next one. */
 static void staging_elect_next(struct tly_local *l)
 {
-    const struct tly_round *next = NULL;
+    const struct tly_local_round *next = NULL;
     for (struct tly_list *n = l->ready.next; n != &l->ready && !next; n = n->next) {
-        const struct tly_round *r = tly_list_entry(n, struct tly_round, node);
+        const struct tly_local_round *r = tly_list_entry(n, struct tly_local_round, node);
         next = r->way == &tly_way_staging ? r : NULL;
     }
     staging_elect(l, next);
@@ -319,7 +321,7 @@ static void staging_close_window(struct tly_local *l, struct tly_local_op *op)
     op->borrowed = NULL;
 }
 
-static void staging_let_go(struct tly_local *l, struct tly_round *r, struct tly_local_op *op)
+static void staging_let_go(struct tly_local *l, struct tly_local_round *r, struct tly_local_op *op)
 {
     staging_close_window(l, op);
     if (l->me == 0 && staging_is_elected(l, r))
@@ -344,7 +346,7 @@ void tly_staging_close(struct tly_local *l)
             tly_pool_free(l->window[i].at);
 }
 
-static bool staging_put_in(struct tly_local *l, struct tly_round *r, bool first)
+static bool staging_put_in(struct tly_local *l, struct tly_local_round *r, bool first)
 {
     if (!staging_can_put_in(l, r, first) || !staging_open_window(l, r))
         return false;
@@ -357,7 +359,7 @@ static bool staging_put_in(struct tly_local *l, struct tly_round *r, bool first)
     return true;
 }
 
-static bool staging_take_out(struct tly_local *l, struct tly_round *r)
+static bool staging_take_out(struct tly_local *l, struct tly_local_round *r)
 {
     if (!staging_can_take_out(l, r))
         return false;
@@ -373,7 +375,7 @@ static bool staging_take_out(struct tly_local *l, struct tly_round *r)
 }
 
 /* The beginning of this rank's tensor is there when the others come. */
-static bool staging_prepare(struct tly_local *l, struct tly_round *r)
+static bool staging_prepare(struct tly_local *l, struct tly_local_round *r)
 {
     if (!tly_work_take_entry(l, &r->posts[l->me]))
         return false;
@@ -383,7 +385,7 @@ static bool staging_prepare(struct tly_local *l, struct tly_round *r)
     return true;
 }
 
-static enum tly_begun staging_begin(struct tly_local *l, struct tly_round *r)
+static enum tly_local_begun staging_begin(struct tly_local *l, struct tly_local_round *r)
 {
     staging_cut(l, r);
     r->work = staging_work_of(l, r, l->me);
@@ -398,7 +400,7 @@ static enum tly_begun staging_begin(struct tly_local *l, struct tly_round *r)
     return TLY_BEGUN;
 }
 
-static bool staging_step(struct tly_local *l, struct tly_round *r, const struct tly_turn *turn)
+static bool staging_step(struct tly_local *l, struct tly_local_round *r, const struct tly_turn *turn)
 {
     if (staging_is_passed_over(l, r, turn))
         return false;
@@ -410,7 +412,7 @@ static bool staging_step(struct tly_local *l, struct tly_round *r, const struct 
     return true;
 }
 
-static bool staging_give_up(struct tly_local *l, const struct tly_round *r)
+static bool staging_give_up(struct tly_local *l, const struct tly_local_round *r)
 {
     if (!r->work)
         return true;

@@ -21,17 +21,18 @@
 enum { BLOCK = 64 << 10 }; /* summed at once: all inputs of it stay in the second cache */
 
 /* Some name of the round that all its ranks know; two rounds of one name only make somebody wait longer. */
-static uint32_t team_token(const struct tly_round *r)
+static uint32_t team_token(const struct tly_local_round *r)
 {
     return (uint32_t)(r->id >> 32) | 1;
 }
 
-static struct tly_work *team_work_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank)
+static struct tly_work *team_work_of(const struct tly_local *l, const struct tly_local_round *r,
+                                     uint32_t rank)
 {
     return &l->at[rank].control->work[r->posts[rank].work];
 }
 
-static bool team_suits(const struct tly_local *l, const struct tly_round *r, bool all)
+static bool team_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
     return r->op->parts != 0;
 }
@@ -47,7 +48,7 @@ static void team_describe(const struct tly_local_op *op, struct tly_work *w)
     w->what.reduction = op->reduction;
 }
 
-static bool team_prepare(struct tly_local *l, struct tly_round *r)
+static bool team_prepare(struct tly_local *l, struct tly_local_round *r)
 {
     struct tly_local_op *op = r->op;
     struct tly_post *own = &r->posts[l->me];
@@ -65,7 +66,7 @@ static bool team_prepare(struct tly_local *l, struct tly_round *r)
     return true;
 }
 
-static enum tly_begun team_begin(struct tly_local *l, struct tly_round *r)
+static enum tly_local_begun team_begin(struct tly_local *l, struct tly_local_round *r)
 {
     r->work = team_work_of(l, r, l->me);
     r->gen = r->posts[l->me].gen;
@@ -84,7 +85,7 @@ static void team_leave(struct tly_local *l)
 }
 
 /* Are all buffers lent?  Then they are until team_leave(). */
-static bool team_enter(struct tly_local *l, const struct tly_round *r)
+static bool team_enter(struct tly_local *l, const struct tly_local_round *r)
 {
     atomic_store(&l->own->working, team_token(r)); /* pairs with the looks in team_give_up() */
     for (uint32_t i = 0; i < l->count; i++)
@@ -99,14 +100,14 @@ static bool team_enter(struct tly_local *l, const struct tly_round *r)
     return true;
 }
 
-static bool team_give_up(struct tly_local *l, const struct tly_round *r)
+static bool team_give_up(struct tly_local *l, const struct tly_local_round *r)
 {
     atomic_store(&team_work_of(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
     return tly_work_await_others(l, team_token(r));
 }
 
 /* The place of a piece in a rank's output as this process sees it; NULL: it must be written to. */
-static uint8_t *team_output_of(const struct tly_local *l, const struct tly_round *r, uint32_t rank,
+static uint8_t *team_output_of(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank,
                                uint64_t place)
 {
     const struct tly_post *p = &r->posts[rank];
@@ -126,7 +127,7 @@ static bool team_may_sum(struct tly_local *l, const struct tly_local_op *op, uin
 }
 
 /* The division and the second factor are the service's. */
-static bool team_sum_piece(struct tly_local *l, const struct tly_round *r,
+static bool team_sum_piece(struct tly_local *l, const struct tly_local_round *r,
                            const struct tly_local_piece *piece)
 {
     const struct tly_local_op *op = r->op;
@@ -155,7 +156,7 @@ static bool team_sum_piece(struct tly_local *l, const struct tly_round *r,
 }
 
 /* To all others; who counts the last one in a rank's buffers wakes it. */
-static bool team_spread_piece(struct tly_local *l, const struct tly_round *r,
+static bool team_spread_piece(struct tly_local *l, const struct tly_local_round *r,
                               const struct tly_local_piece *piece)
 {
     const uint8_t *from = r->op->sums + piece->place;
@@ -183,7 +184,7 @@ static bool team_spread_piece(struct tly_local *l, const struct tly_round *r,
     return true;
 }
 
-bool tly_team_spread(struct tly_local *l, struct tly_round *r, const struct tly_local_piece *piece)
+bool tly_team_spread(struct tly_local *l, struct tly_local_round *r, const struct tly_local_piece *piece)
 {
     if (!team_enter(l, r))
         return false;                         /* the verdict is on its way to us too */
@@ -192,7 +193,7 @@ bool tly_team_spread(struct tly_local *l, struct tly_round *r, const struct tly_
     return ok;
 }
 
-static bool team_step(struct tly_local *l, struct tly_round *r, const struct tly_turn *turn)
+static bool team_step(struct tly_local *l, struct tly_local_round *r, const struct tly_turn *turn)
 {
     struct tly_local_op *op = r->op;
     struct tly_list *landed = op->landed.next, *next = op->pieces.next;
@@ -218,12 +219,13 @@ static bool team_step(struct tly_local *l, struct tly_round *r, const struct tly
 }
 
 /* What keeps a piece back changes from one moment to the next, so another thread looks for itself. */
-static bool team_can_step(const struct tly_local *l, const struct tly_round *r, const struct tly_turn *turn)
+static bool team_can_step(const struct tly_local *l, const struct tly_local_round *r,
+                          const struct tly_turn *turn)
 {
     return true;
 }
 
-static void team_finish(const struct tly_local *l, const struct tly_round *r)
+static void team_finish(const struct tly_local *l, const struct tly_local_round *r)
 {
     const struct tly_post *own = &r->posts[l->me];
     const struct tly_local_op *op = r->op;

@@ -26,7 +26,7 @@ static struct fixture {
     struct tly_control control;
     struct tly_local_op op;
     struct tly_local_piece piece[PIECES];
-    struct tly_round *round;
+    struct tly_local_round *round;
     float in[PIECES * COUNT], out[PIECES * COUNT];
 } f;
 

@@ -20,7 +20,7 @@
 
 enum tly_at_once { TLY_AT_ONCE_NOT, TLY_AT_ONCE_ENDED, TLY_AT_ONCE_POSTED };
 
-enum tly_begun {
+enum tly_local_begun {
     TLY_BEGUN,       /* steps will follow */
     TLY_BEGUN_ENDED, /* all of it is done */
     TLY_BEGUN_NEVER, /* it cannot be: the job has been told why (`broken`) */
@@ -43,27 +43,27 @@ struct tly_way {
 
     /* Does the round go this way?  all: by the posts that are there; all ranks say the same once no other will come.  Else by
      * our own alone, before that is shown. */
-    bool (*suits)(const struct tly_local *l, const struct tly_round *r, bool all);
+    bool (*suits)(const struct tly_local *l, const struct tly_local_round *r, bool all);
     /* Our post is about to be shown, and may still be changed: lend the others what they are to reach.  False: there is no
      * memory for that, and all ranks give the operation back.  NULL: there is nothing to prepare. */
-    bool (*prepare)(struct tly_local *l, struct tly_round *r);
+    bool (*prepare)(struct tly_local *l, struct tly_local_round *r);
     /* All posts are there, and sound.  NULL: the operation is given back on all ranks. */
-    enum tly_begun (*begin)(struct tly_local *l, struct tly_round *r);
+    enum tly_local_begun (*begin)(struct tly_local *l, struct tly_local_round *r);
     /* Do one thing.  True: something was done. */
-    bool (*step)(struct tly_local *l, struct tly_round *r, const struct tly_turn *turn);
+    bool (*step)(struct tly_local *l, struct tly_local_round *r, const struct tly_turn *turn);
     /* Is there something to do? */
-    bool (*can_step)(const struct tly_local *l, const struct tly_round *r, const struct tly_turn *turn);
-    bool (*is_finished)(const struct tly_round *r);
+    bool (*can_step)(const struct tly_local *l, const struct tly_local_round *r, const struct tly_turn *turn);
+    bool (*is_finished)(const struct tly_local_round *r);
     /* Does what is left of it need no other rank?  NULL: once it is finished. */
-    bool (*needs_none)(const struct tly_local *l, const struct tly_round *r);
+    bool (*needs_none)(const struct tly_local *l, const struct tly_local_round *r);
     /* It is finished: put the result into the caller's memory.  NULL: it is there. */
-    void (*finish)(const struct tly_local *l, const struct tly_round *r);
+    void (*finish)(const struct tly_local *l, const struct tly_local_round *r);
     /* It ends before it is finished.  When this returns, nobody is at this rank's memory for it, nor will be.  False: the
      * job fails meanwhile.  NULL: nobody can be. */
-    bool (*give_up)(struct tly_local *l, const struct tly_round *r);
+    bool (*give_up)(struct tly_local *l, const struct tly_local_round *r);
     /* The operation has left the round: give back what it has borrowed.  NULL: that goes back to the pool,
      * but for a team's, which stays until its user gives it back. */
-    void (*let_go)(struct tly_local *l, struct tly_round *r, struct tly_local_op *op);
+    void (*let_go)(struct tly_local *l, struct tly_local_round *r, struct tly_local_op *op);
 };
 
 /* --- ways.c --- */
@@ -71,9 +71,10 @@ struct tly_way {
 /* Do it at once, if a way can. */
 enum tly_at_once tly_way_at_once(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p);
 /* The way that the round will go by our own post, which is about to be shown. */
-const struct tly_way *tly_way_expected(const struct tly_local *l, const struct tly_round *r);
+const struct tly_way *tly_way_expected(const struct tly_local *l, const struct tly_local_round *r);
 /* The way that it goes by all posts that are there.  complete: no other will come.  NULL: that depends on those to come. */
-const struct tly_way *tly_way_chosen(const struct tly_local *l, const struct tly_round *r, bool complete);
+const struct tly_way *tly_way_chosen(const struct tly_local *l, const struct tly_local_round *r,
+                                     bool complete);
 
 extern const struct tly_way tly_way_alone, tly_way_divert, tly_way_eager, tly_way_team, tly_way_staging,
     tly_way_pooled, tly_way_fetch;

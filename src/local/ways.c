@@ -7,7 +7,7 @@
 static const struct tly_way *const ways[] = {&tly_way_divert,  &tly_way_eager,  &tly_way_team,
                                              &tly_way_staging, &tly_way_pooled, &tly_way_fetch};
 
-static const struct tly_way *ways_first(const struct tly_local *l, const struct tly_round *r, bool all)
+static const struct tly_way *ways_first(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
     const struct tly_way *const *way = ways;
     while (!(*way)->suits(l, r, all)) /* one of them does */
@@ -20,12 +20,13 @@ enum tly_at_once tly_way_at_once(struct tly_local *l, const struct tly_local_op 
     return tly_way_alone.at_once(l, op, p);
 }
 
-const struct tly_way *tly_way_expected(const struct tly_local *l, const struct tly_round *r)
+const struct tly_way *tly_way_expected(const struct tly_local *l, const struct tly_local_round *r)
 {
     return ways_first(l, r, false);
 }
 
-const struct tly_way *tly_way_chosen(const struct tly_local *l, const struct tly_round *r, bool complete)
+const struct tly_way *tly_way_chosen(const struct tly_local *l, const struct tly_local_round *r,
+                                     bool complete)
 {
     if (tly_way_divert.suits(l, r, true))
         return &tly_way_divert;

@@ -15,7 +15,7 @@ static struct fixture {
     struct tly_local l;
     struct tly_control control;
     struct tly_local_op op;
-    struct tly_round *round;
+    struct tly_local_round *round;
 } f;
 
 /* An operation of rank 1, of which it alone has posted, with these flags. */

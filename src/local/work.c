@@ -185,13 +185,13 @@ bool tly_work_take_entry(struct tly_local *l, struct tly_post *own)
     return true;
 }
 
-void tly_work_share(struct tly_local *l, struct tly_round *r)
+void tly_work_share(struct tly_local *l, struct tly_local_round *r)
 {
     r->work = &l->at[r->lead].control->work[r->posts[r->lead].work];
     r->gen = r->posts[r->lead].gen;
 }
 
-bool tly_work_count(struct tly_local *l, const struct tly_round *r)
+bool tly_work_count(struct tly_local *l, const struct tly_local_round *r)
 {
     if (tly_work_is_given_up(l))
         return false;
@@ -202,7 +202,7 @@ bool tly_work_count(struct tly_local *l, const struct tly_round *r)
     return true;
 }
 
-bool tly_work_is_finished(const struct tly_round *r)
+bool tly_work_is_finished(const struct tly_local_round *r)
 {
     uint64_t v = atomic_load_explicit(&r->work->done, memory_order_acquire);
     return (uint32_t)(v >> 32) != r->gen || (uint32_t)v >= r->chunks;

@@ -26,11 +26,11 @@ bool tly_work_lend(struct tly_local *l, struct tly_local_op *op, struct tly_post
 /* Have a work entry for our post.  False: none is free. */
 bool tly_work_take_entry(struct tly_local *l, struct tly_post *own);
 /* The round's work entry is that of the lowest rank that has posted it. */
-void tly_work_share(struct tly_local *l, struct tly_round *r);
+void tly_work_share(struct tly_local *l, struct tly_local_round *r);
 /* One more chunk, or rank, is done: whoever counts the last one tells the others.  False: not where a rank has failed. */
-bool tly_work_count(struct tly_local *l, const struct tly_round *r);
+bool tly_work_count(struct tly_local *l, const struct tly_local_round *r);
 /* Has all of it been counted? */
-bool tly_work_is_finished(const struct tly_round *r);
+bool tly_work_is_finished(const struct tly_local_round *r);
 
 /* Wait until no neighbour works at what has this name.  A neighbour that is stopped there breaks the communicator, or this
  * rank's thread would wait for it and be taken for dead itself.  False: the job fails meanwhile. */
@@ -46,7 +46,7 @@ bool tly_work_is_given_up(const struct tly_local *l);
 /* --- pooled.c --- */
 
 /* Cut a large reduction into chunks. */
-void tly_pooled_cut(const struct tly_local *l, struct tly_round *r);
+void tly_pooled_cut(const struct tly_local *l, struct tly_local_round *r);
 
 /* --- staging.c --- */
 
@@ -57,6 +57,6 @@ void tly_staging_close(struct tly_local *l);
 /* --- team.c --- */
 
 /* Give a result to the others.  False: not now, or never. */
-bool tly_team_spread(struct tly_local *l, struct tly_round *r, const struct tly_local_piece *piece);
+bool tly_team_spread(struct tly_local *l, struct tly_local_round *r, const struct tly_local_piece *piece);
 
 #endif

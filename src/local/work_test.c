@@ -201,7 +201,7 @@ static void test_cut(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tly_local_op op = {.bytes = cases[i].bytes};
-        struct tly_round r = {.op = &op};
+        struct tly_local_round r = {.op = &op};
         static struct tly_local l;
         l.count = cases[i].ranks;
         tly_pooled_cut(&l, &r);

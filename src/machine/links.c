@@ -12,7 +12,7 @@
 
 enum { MAX_WORDS = 4, LINE_BYTES = 256 };
 
-struct line {
+struct links_line {
     struct tly_machine *m;
     int words;
     char *word[MAX_WORDS];
@@ -20,14 +20,14 @@ struct line {
     size_t size;
 };
 
-static int links_refuse(struct line *l, const char *word, const char *what)
+static int links_refuse(struct links_line *l, const char *word, const char *what)
 {
     snprintf(l->why, l->size, "\"%s\" %s", word, what);
     return -EINVAL;
 }
 
 /* Bytes/s. */
-static int links_read_rate(struct line *l, const char *text, struct tly_rate *rate)
+static int links_read_rate(struct links_line *l, const char *text, struct tly_rate *rate)
 {
     static const char letters[] = "kmgt";
     const char *end = text;
@@ -42,13 +42,13 @@ static int links_read_rate(struct line *l, const char *text, struct tly_rate *ra
     return 0;
 }
 
-static int links_find_gpu(struct line *l, const char *name, int *gpu)
+static int links_find_gpu(struct links_line *l, const char *name, int *gpu)
 {
     *gpu = tly_machine_gpu(l->m, name);
     return *gpu < 0 ? links_refuse(l, name, "is no GPU of this machine") : 0;
 }
 
-static int links_nvlink(struct line *l)
+static int links_nvlink(struct links_line *l)
 {
     struct tly_rate rate;
     int a, b, err = links_find_gpu(l, l->word[1], &a);
@@ -69,7 +69,7 @@ static int links_nvlink(struct line *l)
     return 0;
 }
 
-static int links_nvswitch(struct line *l)
+static int links_nvswitch(struct links_line *l)
 {
     struct tly_rate rate;
     int g = 0, err = links_read_rate(l, l->word[2], &rate);
@@ -82,7 +82,7 @@ static int links_nvswitch(struct line *l)
     return err;
 }
 
-static int links_pcie(struct line *l)
+static int links_pcie(struct links_line *l)
 {
     struct tly_machine *m = l->m;
     struct tly_rate rate;
@@ -108,7 +108,7 @@ static int links_pcie(struct line *l)
                : links_refuse(l, name, "is no GPU, switch or card of this machine");
 }
 
-static int links_card(struct line *l)
+static int links_card(struct links_line *l)
 {
     struct tly_rate rate;
     int i = tly_machine_card(l->m, l->word[1]);
@@ -122,7 +122,7 @@ static int links_card(struct line *l)
     return err;
 }
 
-static int links_memory(struct line *l)
+static int links_memory(struct links_line *l)
 {
     struct tly_rate rate;
     double number = -1;
@@ -139,7 +139,7 @@ static int links_memory(struct line *l)
     return err || hit ? err : links_refuse(l, l->word[1], "is no NUMA node of this machine");
 }
 
-static int links_slices(struct line *l)
+static int links_slices(struct links_line *l)
 {
     double n = 0;
     const char *end = l->word[2];
@@ -151,17 +151,17 @@ static int links_slices(struct line *l)
     return err;
 }
 
-static int links_between_nodes(struct line *l)
+static int links_between_nodes(struct links_line *l)
 {
     return links_read_rate(l, l->word[1], &l->m->socket);
 }
 
-static int links_across(struct line *l)
+static int links_across(struct links_line *l)
 {
     return links_read_rate(l, l->word[1], &l->m->across);
 }
 
-static int links_peers(struct line *l)
+static int links_peers(struct links_line *l)
 {
     bool off = strcmp(l->word[1], "off") == 0;
     if (!off && strcmp(l->word[1], "on") != 0)
@@ -173,7 +173,7 @@ static int links_peers(struct line *l)
 static const struct {
     const char *name, *form;
     int words;
-    int (*take)(struct line *);
+    int (*take)(struct links_line *);
 } types[] = {
     {"nvlink", "nvlink GPU GPU RATE", 4, links_nvlink},
     {"nvswitch", "nvswitch GPU|all RATE", 3, links_nvswitch},
@@ -186,7 +186,7 @@ static const struct {
     {"peers", "peers on|off", 2, links_peers},
 };
 
-static int links_take_line(struct line *l, char *text)
+static int links_take_line(struct links_line *l, char *text)
 {
     char *save = NULL;
     text[strcspn(text, "#")] = '\0';
@@ -214,7 +214,7 @@ int tly_machine_links(const char *text, size_t length, struct tly_machine *m, ch
     int err = 0;
     for (int number = 1; text < end && !err; number++) {
         char copy[LINE_BYTES], sentence[LINE_BYTES + 128] = "";
-        struct line l = {.m = m, .why = sentence, .size = sizeof sentence};
+        struct links_line l = {.m = m, .why = sentence, .size = sizeof sentence};
         const char *stop = memchr(text, '\n', (size_t)(end - text));
         size_t n = (size_t)((stop ? stop : end) - text);
         if (n >= sizeof copy || memchr(text, '\0', n)) {

@@ -14,12 +14,12 @@
 
 enum { MAX_ITEMS = 1 << 17, MAX_BYTES = 64 << 20, MAX_BANDWIDTHS = 1024 };
 
-enum type { OTHER, CORE, NUMA, MEMORY_CACHE, HOST_BRIDGE, BRIDGE, DEVICE, OS_DEVICE };
+enum reading_type { OTHER, CORE, NUMA, MEMORY_CACHE, HOST_BRIDGE, BRIDGE, DEVICE, OS_DEVICE };
 
 /* An object of the file.  Parents stand before their children. */
 struct item {
     int parent;
-    enum type type;
+    enum reading_type type;
     int number;          /* os_index */
     uint64_t gp, memory; /* hwloc's own number; local memory */
     char address[24];
@@ -34,7 +34,7 @@ struct item {
     int first, last;        /* of a card's function the device's first; below an object the card read last */
 };
 
-struct reading {
+struct topo_reading {
     struct item *item;
     int items, room, open[TLY_XML_DEPTH];
     tly_link_look *look;
@@ -46,7 +46,7 @@ struct reading {
     size_t size;
 };
 
-static int reading_refuse(struct reading *r, int err, const char *what, const char *of)
+static int reading_refuse(struct topo_reading *r, int err, const char *what, const char *of)
 {
     snprintf(r->why, r->size, "%s%s", what, of);
     return err;
@@ -90,7 +90,7 @@ static bool reading_good_address(const char *text)
 
 /* --- objects ------------------------------------------------------------------------------------------------ */
 
-static enum type reading_type_of(const struct tly_xml *x, const char *name)
+static enum reading_type reading_type_of(const struct tly_xml *x, const char *name)
 {
     char which[16];
     if (strcmp(name, "Bridge") == 0) {
@@ -106,7 +106,7 @@ static enum type reading_type_of(const struct tly_xml *x, const char *name)
 }
 
 /* The attributes of a bridge or a device on the bus. */
-static int reading_read_bus(struct reading *r, const struct tly_xml *x, struct item *i)
+static int reading_read_bus(struct topo_reading *r, const struct tly_xml *x, struct item *i)
 {
     char text[64];
     if (!tly_xml_get(x, "pci_busid", i->address, sizeof i->address) || !reading_good_address(i->address))
@@ -129,7 +129,7 @@ static int reading_read_bus(struct reading *r, const struct tly_xml *x, struct i
     return 0;
 }
 
-static struct item *reading_ancestor(struct reading *r, int of, enum type type)
+static struct item *reading_ancestor(struct topo_reading *r, int of, enum reading_type type)
 {
     for (; r->item && of >= 0; of = r->item[of].parent)
         if (r->item[of].type == type)
@@ -138,7 +138,7 @@ static struct item *reading_ancestor(struct reading *r, int of, enum type type)
 }
 
 /* A network interface, or an RDMA device, belongs to its card. */
-static void reading_read_system_device(struct reading *r, const struct tly_xml *x, struct item *i)
+static void reading_read_system_device(struct topo_reading *r, const struct tly_xml *x, struct item *i)
 {
     char which[16];
     struct item *card = reading_ancestor(r, i->parent, DEVICE);
@@ -154,7 +154,7 @@ static void reading_read_system_device(struct reading *r, const struct tly_xml *
         memcpy(card->rdma, i->name, sizeof card->rdma - 1);
 }
 
-static int reading_read_object(struct reading *r, const struct tly_xml *x, int depth)
+static int reading_read_object(struct topo_reading *r, const struct tly_xml *x, int depth)
 {
     char type[32], number[24];
     if (r->items == MAX_ITEMS)
@@ -184,7 +184,7 @@ static int reading_read_object(struct reading *r, const struct tly_xml *x, int d
     return i->type == BRIDGE || i->type == DEVICE ? reading_read_bus(r, x, i) : 0;
 }
 
-static void reading_read_info(struct reading *r, const struct tly_xml *x, int depth)
+static void reading_read_info(struct topo_reading *r, const struct tly_xml *x, int depth)
 {
     char name[32];
     int of = r->open[depth - 1];
@@ -195,7 +195,7 @@ static void reading_read_info(struct reading *r, const struct tly_xml *x, int de
 }
 
 /* Of a table of memory attributes: what a node's memory carries, in MiB/s. */
-static void reading_read_bandwidth(struct reading *r, const struct tly_xml *x)
+static void reading_read_bandwidth(struct topo_reading *r, const struct tly_xml *x)
 {
     char text[32];
     tly_xml_get(x, "target_obj_gp_index", text, sizeof text);
@@ -208,7 +208,7 @@ static void reading_read_bandwidth(struct reading *r, const struct tly_xml *x)
             r->item[i].speed = rate;
 }
 
-static int reading_read_element(struct reading *r, const struct tly_xml *x)
+static int reading_read_element(struct topo_reading *r, const struct tly_xml *x)
 {
     char text[32];
     int depth = x->depth - 1; /* of this element; the root's is 0 */
@@ -240,7 +240,7 @@ static int reading_read_element(struct reading *r, const struct tly_xml *x)
 
 /* The first node that is a child of an object, or of the nearest above it that has one; -1: none.  Memory hangs beside
  * what it belongs to, so that is where something is. */
-static int reading_node_near(const struct reading *r, int of)
+static int reading_node_near(const struct topo_reading *r, int of)
 {
     for (; of >= 0; of = r->item[of].parent)
         if (r->item[of].node >= 0)
@@ -248,7 +248,7 @@ static int reading_node_near(const struct reading *r, int of)
     return -1;
 }
 
-static int reading_take_nodes(struct reading *r)
+static int reading_take_nodes(struct topo_reading *r)
 {
     struct tly_machine *m = r->m;
     for (int i = 0; i < r->items; i++) {
@@ -296,7 +296,7 @@ static bool reading_same_device(const struct item *a, const struct item *b)
 }
 
 /* Finds the function of each card that stands for it, the first.  Functions of one device follow one another. */
-static void reading_find_functions(struct reading *r)
+static void reading_find_functions(struct topo_reading *r)
 {
     for (int i = 0; i < r->items; i++) {
         struct item *at = &r->item[i];
@@ -310,7 +310,7 @@ static void reading_find_functions(struct reading *r)
 }
 
 /* How many devices are below each object, and in how many directions. */
-static void reading_count_below(struct reading *r)
+static void reading_count_below(struct topo_reading *r)
 {
     for (int i = r->items - 1; i >= 0; i--) {
         struct item *at = &r->item[i];
@@ -334,9 +334,9 @@ struct way {
     double speed;
 };
 
-static int reading_make_switch(struct reading *r, int i, int *made);
+static int reading_make_switch(struct topo_reading *r, int i, int *made);
 
-static int reading_follow(struct reading *r, int i, struct way *w)
+static int reading_follow(struct topo_reading *r, int i, struct way *w)
 {
     *w = (struct way){.parent = -1, .node = -1, .speed = r->item[i].speed};
     for (i = r->item[i].parent; i >= 0; i = r->item[i].parent) {
@@ -362,7 +362,7 @@ static struct tly_rate reading_pcie(double speed)
     return (struct tly_rate){speed * TLY_PCIE_SHARE, speed > 0 ? TLY_FOUND : TLY_UNKNOWN};
 }
 
-static int reading_make_switch(struct reading *r, int i, int *made)
+static int reading_make_switch(struct topo_reading *r, int i, int *made)
 {
     struct tly_machine *m = r->m;
     struct item *at = &r->item[i];
@@ -382,7 +382,7 @@ static int reading_make_switch(struct reading *r, int i, int *made)
     return 0;
 }
 
-static int reading_take_gpu(struct reading *r, int i)
+static int reading_take_gpu(struct topo_reading *r, int i)
 {
     struct tly_machine *m = r->m;
     struct way w;
@@ -398,7 +398,7 @@ static int reading_take_gpu(struct reading *r, int i)
     return 0;
 }
 
-static int reading_take_card(struct reading *r, int i)
+static int reading_take_card(struct topo_reading *r, int i)
 {
     struct tly_machine *m = r->m;
     struct item *at = &r->item[i];
@@ -432,7 +432,7 @@ static int reading_by_address(const void *a, const void *b)
 }
 
 /* Two objects at one address, as in a tree that closes to a ring. */
-static int reading_refuse_doubles(struct reading *r)
+static int reading_refuse_doubles(struct topo_reading *r)
 {
     const char **all = malloc((size_t)(r->items + 1) * sizeof *all);
     int n = 0, err = 0;
@@ -457,7 +457,7 @@ static int reading_by_bus(const void *a, const void *b)
     return m != n ? (m > n) - (m < n) : strcmp(x->address, y->address);
 }
 
-static int reading_build(struct reading *r)
+static int reading_build(struct topo_reading *r)
 {
     int err = reading_refuse_doubles(r);
     if (!err)
@@ -482,7 +482,7 @@ static int reading_build(struct reading *r)
 int tly_machine_read(const char *xml, size_t length, tly_link_look *look, struct tly_machine *m, char *why,
                      size_t size)
 {
-    struct reading r = {.look = look, .m = m, .why = why, .size = size};
+    struct topo_reading r = {.look = look, .m = m, .why = why, .size = size};
     struct tly_xml x;
     enum tly_xml_event event;
     int err = 0;

@@ -6,8 +6,8 @@
 
 #include "ops/rule.h"
 
-uint32_t tly_root_length(const struct tly_frame *f, const struct members *who, uint32_t rank);
-uint8_t *tly_root_place(const struct round *r);
-void tly_root_advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to);
+uint32_t tly_root_length(const struct tly_frame *f, const struct tly_members *who, uint32_t rank);
+uint8_t *tly_root_place(const struct tly_round *r);
+void tly_root_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to);
 
 #endif

@@ -27,8 +27,8 @@
 #include "ops/givers.h"
 #include "wire/frame.h"
 
-struct members;
-struct round;
+struct tly_members;
+struct tly_round;
 struct tly_job;
 
 /* Which groups a frame may name: any but two ranks alone, any, or two ranks alone. */
@@ -45,23 +45,23 @@ struct tly_rule {
     bool carried; /* one rank of a machine may push for all of them */
 
     /* What is wrong with the frame's type and size among these ranks, as a static text; NULL: nothing. */
-    const char *(*check)(const struct tly_frame *f, const struct members *who);
+    const char *(*check)(const struct tly_frame *f, const struct tly_members *who);
     /* Bytes of the result that a rank is sent, if it wants any; of TLY_NO_PEER: of the whole result. */
-    uint32_t (*length)(const struct tly_frame *f, const struct members *who, uint32_t rank);
+    uint32_t (*length)(const struct tly_frame *f, const struct tly_members *who, uint32_t rank);
     /* Do ranks of all go on without those that have joined?  NULL: no. */
     bool (*spares)(const struct tly_frame *f);
     /* All ranks have come: may the result begin?  False: not before another offer comes.  NULL: yes. */
-    bool (*may_start)(struct tly_job *job, const struct round *r);
+    bool (*may_start)(struct tly_job *job, const struct tly_round *r);
     /* The input whose memory the result takes; NULL: none, or no function: the result has memory of its own. */
-    uint8_t *(*place)(const struct round *r);
+    uint8_t *(*place)(const struct tly_round *r);
     /* Make bytes [from, to) of the result.  NULL: there is none. */
-    void (*advance)(struct tly_job *job, struct round *r, uint32_t from, uint32_t to);
+    void (*advance)(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to);
     /* All inputs are whole: do they fit together?  Fails the round if not (tly_verdict_decide).  NULL: they do. */
-    void (*tell)(struct tly_job *job, struct round *r);
+    void (*tell)(struct tly_job *job, struct tly_round *r);
 };
 
 /* A length(): all ranks are sent as much as each brings. */
-static inline uint32_t tly_rule_part_length(const struct tly_frame *f, const struct members *who,
+static inline uint32_t tly_rule_part_length(const struct tly_frame *f, const struct tly_members *who,
                                             uint32_t rank)
 {
     return f->length;

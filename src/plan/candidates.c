@@ -35,7 +35,7 @@ static void candidate_look(struct tly_replan *r, int count, const struct tly_rep
     for (int i = 0; i < count; i++)
         r->place[i].used = r->place[i].slowed = r->place[i].dealt = false;
     for (int i = 0; i < count; i++) {
-        struct place *card = &r->place[s[i].machine.card];
+        struct tly_replan_place *card = &r->place[s[i].machine.card];
         if (!s[i].active || r->place[i].rests)
             continue;
         card->used = true;
@@ -60,7 +60,7 @@ int tly_candidates_gather(struct tly_replan *r, int count, const struct tly_repl
 {
     int n = 0;
     for (int i = 0; i < count; i++) {
-        const struct place *p = &r->place[i];
+        const struct tly_replan_place *p = &r->place[i];
         if (!s[i].active || p->rests)
             continue;
         struct tly_plan_machine *m = &r->machine[n];
@@ -136,7 +136,7 @@ static double candidate_of_value(const struct tly_gauge *g)
 void tly_candidates_find_short(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     for (int i = 0; i < count && !r->trying; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         if (!tly_candidates_is_card(r, s, i) || p->card.count < TLY_GAUGE_SHORT)
             continue;
         double limit = 1 - TLY_REPLAN_NEAR + (p->known.falls_short ? HYSTERESIS : 0);
@@ -166,7 +166,7 @@ void tly_candidates_see(struct tly_replan *r, int count, const struct tly_replan
 {
     candidate_look(r, count, s);
     for (int i = 0; i < count; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         if (tly_candidates_is_card(r, s, i))
             tly_gauge_see(&p->card, &s[i].card);
         if (p->card.count >= TLY_GAUGE_SHORT)
@@ -189,7 +189,7 @@ bool tly_candidates_wait(const struct tly_replan *r, int count, const struct tly
     if (r->samples + WAITS_APART >= r->waits_again + TLY_GAUGE_LONG)
         return false;
     for (int i = 0; i < count; i++) {
-        const struct place *p = &r->place[i];
+        const struct tly_replan_place *p = &r->place[i];
         if (tly_candidates_is_card(r, s, i) && p->known.falls_short)
             return true;
     }
@@ -213,7 +213,7 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
     if (!missing || (isinf(slowest) && !ready))
         return false;
     for (int i = 0; i < count; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         if (!tly_candidates_is_card(r, s, i) || p->card.value > 0)
             continue;
         double value = isinf(slowest) ? tly_gauge_while_busy(&p->card) : slowest;
@@ -226,12 +226,13 @@ bool tly_candidates_learn(struct tly_replan *r, int count, const struct tly_repl
 /* Has another card backlogs for clearly more of the time, which explain this one's?  That is a card of another value that
  * carries less of its value, or one that carries about its value and that the plan keeps busy for clearly longer. */
 static bool candidate_waits_for_another(const struct tly_replan *r, int count,
-                                        const struct tly_replan_service *s, const struct place *own)
+                                        const struct tly_replan_service *s,
+                                        const struct tly_replan_place *own)
 {
     double limit = fmin(candidate_of_value(&own->card), 1 - TLY_REPLAN_CLEARLY),
            busy = tly_gauge_busy(&own->card);
     for (int i = 0; i < count; i++) {
-        const struct place *p = &r->place[i];
+        const struct tly_replan_place *p = &r->place[i];
         const struct tly_gauge *g = &p->card;
         bool refuted = r->samples < p->known.refuted_until;
         bool slower = g->value != own->card.value && candidate_of_value(g) < limit && !refuted;
@@ -246,7 +247,7 @@ static bool candidate_waits_for_another(const struct tly_replan *r, int count,
 
 /* What a card's gauge says.  A card that waits for another one is no slower. */
 static double candidate_by_gauge(const struct tly_replan *r, int count, const struct tly_replan_service *s,
-                                 const struct place *p, double near)
+                                 const struct tly_replan_place *p, double near)
 {
     double value = tly_gauge_estimate(&p->card, near);
     return value < p->card.value && candidate_waits_for_another(r, count, s, p) ? p->card.value : value;
@@ -267,13 +268,13 @@ static bool candidate_is_shared(const struct tly_replan *r, int count, const str
 static bool candidate_is_busiest_of_role(const struct tly_replan *r, int count,
                                          const struct tly_replan_service *s, int i)
 {
-    const struct place *p = &r->place[i];
+    const struct tly_replan_place *p = &r->place[i];
     if (!tly_gauge_is_full(&p->card))
         return false;
     double limit = tly_gauge_long_busy(&p->card) - TLY_REPLAN_LESS_BUSY;
     bool others = false;
     for (int j = 0; j < count && limit > 0; j++) {
-        const struct place *q = &r->place[j];
+        const struct tly_replan_place *q = &r->place[j];
         if (j == i || !tly_candidates_is_card(r, s, j) || q->card.value != p->card.value ||
             s[j].spare != s[i].spare || !q->dealt || q->card.count < TLY_GAUGE_LONG)
             continue;
@@ -322,7 +323,7 @@ static void candidate_estimate_class(struct tly_replan *r, int count, const stru
     if (fabs(middle / value - 1) <= NEAR_TOGETHER)
         return;
     for (int i = first; i < count; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         if (!tly_candidates_is_card(r, s, i) || p->card.value != value)
             continue;
         double own = candidate_by_gauge(r, count, s, p, 0);
@@ -340,7 +341,7 @@ static bool candidate_is_first_of_class(const struct tly_replan *r, const struct
 }
 
 /* Gauges err in the same way again and again: a small deviation that a try has refuted is no news. */
-static bool candidate_is_refuted(const struct tly_replan *r, const struct place *p, double value)
+static bool candidate_is_refuted(const struct tly_replan *r, const struct tly_replan_place *p, double value)
 {
     return r->samples < p->known.refuted_until &&
            fabs(value / p->known.refuted - 1) < TLY_REPLAN_NEAR_SHARED &&
@@ -365,7 +366,7 @@ static double candidate_planned_inputs(struct tly_replan *r, int count, const st
 static bool candidate_is_slow_process(struct tly_replan *r, int count, const struct tly_replan_service *s,
                                       int i)
 {
-    const struct place *p = &r->place[i];
+    const struct tly_replan_place *p = &r->place[i];
     double limit = tly_gauge_busy(&p->card) - TLY_REPLAN_LESS_BUSY, carried = tly_gauge_carried(&p->card);
     if (r->fixed || !s[i].spare || !s[i].weight || p->slowed || !(carried > 0) ||
         !tly_gauge_is_late(&p->card))
@@ -384,7 +385,7 @@ static bool candidate_is_slow_process(struct tly_replan *r, int count, const str
 static bool candidate_find_slow_process(struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     for (int i = 0; i < count; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         if (!tly_candidates_is_card(r, s, i) || !candidate_is_slow_process(r, count, s, i))
             continue;
         p->next = tly_gauge_carried(&p->card) / 2;
@@ -405,7 +406,7 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
         if (candidate_is_first_of_class(r, s, i))
             candidate_estimate_class(r, count, s, i);
     for (int i = 0; i < count; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         p->parts = false;
         if (tly_candidates_is_card(r, s, i) && p->card.value > 0 && p->next == p->card.value) {
             bool shared = candidate_is_shared(r, count, s, i),
@@ -428,14 +429,14 @@ bool tly_candidates_estimate(struct tly_replan *r, int count, const struct tly_r
 }
 
 /* Has the card carried more by far in this job? */
-static bool candidate_has_lost(const struct place *p)
+static bool candidate_has_lost(const struct tly_replan_place *p)
 {
     return tly_gauge_carried(&p->card) > 0 && p->known.peak > p->card.value * (1 + TLY_GAUGE_FAR);
 }
 
 /* Has a card that carried more become clearly less busy than the busiest, for long?  Without a share it has its machine's own
  * gradient alone, and by its value the job waits for that: nothing is found to gain elsewhere.  Then a small loss will do. */
-static bool candidate_has_recovered(const struct place *p, double long_busiest)
+static bool candidate_has_recovered(const struct tly_replan_place *p, double long_busiest)
 {
     double busy = tly_gauge_long_busy(&p->card);
     bool lost = p->dealt ? candidate_has_lost(p) : p->known.peak > p->card.value * (1 + TLY_REPLAN_NEAR);
@@ -457,7 +458,7 @@ static double candidate_usual(struct tly_replan *r, int count, const struct tly_
 {
     int full = 0;
     for (int i = 0; i < count; i++) {
-        const struct place *p = &r->place[i];
+        const struct tly_replan_place *p = &r->place[i];
         double carries = p->known.falls_short ? tly_gauge_while_busy(&p->card) : p->card.value;
         if (tly_candidates_is_card(r, s, i) && tly_gauge_is_full(&p->card) && carries > 0 &&
             !candidate_has_lost(p))
@@ -469,7 +470,7 @@ static double candidate_usual(struct tly_replan *r, int count, const struct tly_
 
 /* It was measured far below what others carry, perhaps because something else was on its way, and was not tried in vain for
  * that lately. */
-static bool candidate_is_doubtful(const struct tly_replan *r, const struct place *p, double others)
+static bool candidate_is_doubtful(const struct tly_replan *r, const struct tly_replan_place *p, double others)
 {
     return r->samples >= p->known.asked_until && !candidate_has_lost(p) && (p->felt || !p->card.guess) &&
            p->card.most == 0 && tly_gauge_carried(&p->card) > 0 &&
@@ -478,7 +479,7 @@ static bool candidate_is_doubtful(const struct tly_replan *r, const struct place
 
 /* Whether it carries more need not show: with a share of half an equal one, a card has something on its way all the time.
  * Without a share that is the machine's own gradient alone, and what carries that shows. */
-static bool candidate_may_hide(const struct place *p)
+static bool candidate_may_hide(const struct tly_replan_place *p)
 {
     return p->dealt && (candidate_has_lost(p) || p->doubtful);
 }
@@ -487,7 +488,7 @@ static bool candidate_may_hide(const struct place *p)
 static bool candidate_is_known_as(const struct tly_replan *r, const struct tly_replan_service *s, int i,
                                   double value)
 {
-    const struct place *p = &r->place[i];
+    const struct tly_replan_place *p = &r->place[i];
     return tly_candidates_is_card(r, s, i) && !p->card.guess && p->card.value == value &&
            !candidate_has_lost(p);
 }
@@ -513,7 +514,8 @@ static void candidate_keep_alike(struct tly_replan *r, int count, const struct t
 
 /* others: the usual value of cards that are busy all the time; 0: there are none.  most: what any card was known to carry.
  * hides: it is busy all the time itself. */
-static double candidate_value_to_try(const struct place *p, double others, double most, bool far, bool hides)
+static double candidate_value_to_try(const struct tly_replan_place *p, double others, double most, bool far,
+                                     bool hides)
 {
     double now = p->card.value, step = (others > 0 ? STEP_ONE : STEP_ALL) * now;
     double seen =
@@ -547,7 +549,7 @@ bool tly_candidates_raise(struct tly_replan *r, int count, const struct tly_repl
             busy += candidate_holds_up(&r->place[i].card);
         }
     for (int i = 0; i < count; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         /* A card like the busy ones that has lost no speed must have been idle for long.  So must any card that waits for
          * others which have lost speed, or which are busy most of the time but not now. */
         bool alike = others > 0 ? p->card.value > others * (1 - TLY_REPLAN_NEAR) &&
@@ -581,7 +583,7 @@ bool tly_candidates_restrain(struct tly_replan *r, bool far)
 {
     bool some = false;
     for (int i = 0; i < r->room; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         double bound = STEP_ALL * p->card.value;
         double limit = far && !p->card.guess ? bound : MOST_STEP * p->card.value;
         if (p->felt || !(p->card.value > 0) || p->next <= limit * (1 + SAME))

@@ -20,7 +20,7 @@
 
 #define WHOLE (1 << 24) /* shares as integers, as in split.c */
 
-struct card {
+struct relay_card {
     double bandwidth;
     double base, slope; /* bytes of the card: base + slope x; no share where slope is 0 */
     double limit;       /* bytes of share for each unit of the level that the service can add; INFINITY */
@@ -36,7 +36,7 @@ static double relay_all_ranks(int count, const struct tly_plan_machine *m)
 }
 
 /* Bandwidths; machines behind one card have equal parts of it.  One that is not known is the slowest that is. */
-static void relay_make_cards(int count, const struct tly_plan_machine *m, struct card *card)
+static void relay_make_cards(int count, const struct tly_plan_machine *m, struct relay_card *card)
 {
     double slowest = INFINITY;
     for (int i = 0; i < count; i++)
@@ -52,19 +52,19 @@ static void relay_make_cards(int count, const struct tly_plan_machine *m, struct
                 b = m[j].bandwidth > 0 ? fmin(b, m[j].bandwidth) : b;
                 sharing += m[j].ranks > 0 || j == i;
             }
-        card[i] = (struct card){.bandwidth = (isinf(b) ? slowest : b) / sharing, .limit = INFINITY};
+        card[i] = (struct relay_card){.bandwidth = (isinf(b) ? slowest : b) / sharing, .limit = INFINITY};
     }
 }
 
 /* Share of a card per unit of the level, once the level has passed its base. */
-static double relay_speed(const struct card *c)
+static double relay_speed(const struct relay_card *c)
 {
     return c->slope > 0 ? fmin(c->bandwidth / c->slope, c->limit) : 0;
 }
 
 /* Shares that add up to `total` at the lowest level.  Cards whose base is above the level drop out, which lowers it, so
  * none of them comes back. */
-static void relay_fill(int count, struct card *card, double total)
+static void relay_fill(int count, struct relay_card *card, double total)
 {
     for (int i = 0; i < count; i++)
         card[i].share = relay_speed(&card[i]) > 0;
@@ -89,7 +89,7 @@ static void relay_fill(int count, struct card *card, double total)
 }
 
 /* Shares of 1 as weights: 0 and 1 where all that have any have the same. */
-static void relay_make_weights(int count, const struct card *card, uint32_t *weight)
+static void relay_make_weights(int count, const struct relay_card *card, uint32_t *weight)
 {
     double most = 0, least = INFINITY;
     for (int i = 0; i < count; i++) {
@@ -121,7 +121,7 @@ int tly_plan_broadcast(int count, const struct tly_plan_machine *m, int root, ui
         }
     if (others < 2)
         return relay_only(count, last, weight);
-    struct card *card = malloc((size_t)count * sizeof *card);
+    struct relay_card *card = malloc((size_t)count * sizeof *card);
     if (!card)
         return -ENOMEM;
     relay_make_cards(count, m, card);
@@ -140,7 +140,7 @@ int tly_plan_reduce(int count, const struct tly_plan_machine *m, int root, const
     double ranks = relay_all_ranks(count, m);
     if (ranks - m[root].ranks < 2)
         return relay_only(count, root, weight);
-    struct card *card = malloc((size_t)count * sizeof *card);
+    struct relay_card *card = malloc((size_t)count * sizeof *card);
     if (!card)
         return -ENOMEM;
     relay_make_cards(count, m, card);
@@ -162,7 +162,7 @@ int tly_plan_reduce(int count, const struct tly_plan_machine *m, int root, const
 
 /* How much each service relays of all; pieces of machines alike go through their own. */
 static void relay_share_out(int count, const struct tly_plan_machine *m, const uint64_t *bytes,
-                            struct card *card, uint64_t *share)
+                            struct relay_card *card, uint64_t *share)
 {
     double ranks = relay_all_ranks(count, m);
     bool alone = false;
@@ -189,7 +189,7 @@ static void relay_share_out(int count, const struct tly_plan_machine *m, const u
 
 int tly_plan_all_gather(int count, const struct tly_plan_machine *m, const uint64_t *bytes, uint64_t *share)
 {
-    struct card *card = malloc((size_t)count * sizeof *card);
+    struct relay_card *card = malloc((size_t)count * sizeof *card);
     if (!card)
         return -ENOMEM;
     relay_share_out(count, m, bytes, card, share);

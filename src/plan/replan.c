@@ -64,15 +64,15 @@ int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double m
                      bool rests)
 {
     if (place >= r->room) {
-        struct place *more = realloc(r->place, (size_t)(place + 1) * sizeof *more);
+        struct tly_replan_place *more = realloc(r->place, (size_t)(place + 1) * sizeof *more);
         if (!more)
             return -ENOMEM;
         memset(more + r->room, 0, (size_t)(place + 1 - r->room) * sizeof *more);
         r->place = more;
         r->room = place + 1;
     }
-    struct place *p = &r->place[place];
-    *p = (struct place){.rests = rests, .rest_left = FIRST_REST, .rest_for = FIRST_REST};
+    struct tly_replan_place *p = &r->place[place];
+    *p = (struct tly_replan_place){.rests = rests, .rest_left = FIRST_REST, .rest_for = FIRST_REST};
     p->known.peak = fmax(bandwidth, most);
     tly_gauge_init(&p->card, bandwidth, most);
     tly_gauge_init(&p->sums, sum_rate, 0);
@@ -81,7 +81,7 @@ int tly_replan_place(struct tly_replan *r, int place, double bandwidth, double m
 
 void tly_replan_doubt(struct tly_replan *r, int place)
 {
-    struct place *p = &r->place[place];
+    struct tly_replan_place *p = &r->place[place];
     p->card.guess = true;
     p->known.peak = p->card.most;
 }
@@ -90,8 +90,8 @@ void tly_replan_move(struct tly_replan *r, int from, int to)
 {
     if (from >= r->room || to >= r->room)
         return;
-    const struct place *p = &r->place[from];
-    struct place *q = &r->place[to];
+    const struct tly_replan_place *p = &r->place[from];
+    struct tly_replan_place *q = &r->place[to];
     double most = q->card.most;
     q->card = p->card;
     q->card.most = most;
@@ -145,7 +145,7 @@ bool tly_replan_eases(const struct tly_replan *r, int place)
 
 bool tly_replan_is_sure(const struct tly_replan *r, int place)
 {
-    const struct place *p = place < r->room ? &r->place[place] : NULL;
+    const struct tly_replan_place *p = place < r->room ? &r->place[place] : NULL;
     return p && !p->card.guess && !p->known.assumed && !tly_replan_tries(r, place);
 }
 
@@ -184,11 +184,11 @@ static uint32_t replan_reversal_window(const struct tly_replan *r)
 }
 
 /* way: -1, 0, 1.  True: the last move was the other way, and not long ago. */
-static bool replan_turns_back(const struct tly_replan *r, struct move *last, int way)
+static bool replan_turns_back(const struct tly_replan *r, struct tly_replan_move *last, int way)
 {
     bool back = way && way == -last->way && r->samples - last->at < replan_reversal_window(r);
     if (way)
-        *last = (struct move){way, r->samples};
+        *last = (struct tly_replan_move){way, r->samples};
     return back;
 }
 
@@ -198,7 +198,7 @@ static void replan_pace(struct tly_replan *r, bool quiet)
 {
     bool reversal = false;
     for (int i = 0; i < r->room; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         double next = replan_sums_or_no_limit(p->next_sums), now = replan_sums_or_no_limit(p->sums.value);
         reversal |=
             replan_turns_back(r, &p->known.moved, (p->next > p->card.value) - (p->next < p->card.value));
@@ -226,7 +226,7 @@ static void replan_relax(struct tly_replan *r)
 static void replan_take(struct tly_replan *r, bool undone)
 {
     for (int i = 0; i < r->room; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         if (p->next != p->card.value && !undone)
             p->card.guess = p->eases || p->next > p->card.value; /* it carries so much at least */
         p->card.value = p->next;
@@ -246,7 +246,7 @@ static bool replan_change(struct tly_replan *r, bool undone)
 }
 
 /* The samples of a rest that begins now: twice as many as the last time, but few again after a longer time awake. */
-static uint32_t replan_begin_rest(const struct tly_replan *r, struct place *p)
+static uint32_t replan_begin_rest(const struct tly_replan *r, struct tly_replan_place *p)
 {
     bool long_awake = r->samples > p->woke_at && r->samples - p->woke_at > p->rest_for;
     uint32_t rest = long_awake ? FIRST_REST : p->rest_for;
@@ -263,7 +263,7 @@ static void replan_lay_to_rest(struct tly_replan *r, const struct tly_replan_ser
     for (int j = 0; j < n; j++)
         total += r->weight[j];
     for (int j = 0; j < n; j++) {
-        struct place *p = &r->place[r->from[j]];
+        struct tly_replan_place *p = &r->place[r->from[j]];
         if (!s[r->from[j]].spare || r->weight[j] > LEAST_SHARE / n * total)
             continue;
         p->rests = true;
@@ -273,7 +273,7 @@ static void replan_lay_to_rest(struct tly_replan *r, const struct tly_replan_ser
 }
 
 /* A tallyd that has less for its slow process is not tried with more for as long as it would rest. */
-static void replan_hold(const struct tly_replan *r, struct place *p)
+static void replan_hold(const struct tly_replan *r, struct tly_replan_place *p)
 {
     p->woke_at = p->known.held_until = r->samples + replan_begin_rest(r, p);
 }
@@ -289,7 +289,7 @@ static bool replan_wake(struct tly_replan *r, int count, const struct tly_replan
             r->sorted[n++] = r->place[i].card.value;
     tly_sort(r->sorted, (size_t)n);
     for (int i = 0; i < count; i++) {
-        struct place *p = &r->place[i], *card = &r->place[s[i].machine.card];
+        struct tly_replan_place *p = &r->place[i], *card = &r->place[s[i].machine.card];
         if (!s[i].active || !p->rests || (p->rest_left && --p->rest_left) || !n)
             continue;
         double quarter = r->sorted[n / 2] / 4;
@@ -308,7 +308,7 @@ static bool replan_wake(struct tly_replan *r, int count, const struct tly_replan
 
 /* Does a card that is tried carry as much more as it was tried with?  One that is busy all the time must do so without
  * doubt. */
-static bool replan_has_carried(const struct place *p)
+static bool replan_has_carried(const struct tly_replan_place *p)
 {
     double due = p->carried_before * p->card.value / p->before;
     return tly_gauge_carried(&p->card) >=
@@ -317,8 +317,8 @@ static bool replan_has_carried(const struct place *p)
 
 /* poor: less than half of the promised gain has come.  A card of a feeler that is clearly idler than the busiest of them has
  * only waited for that one, if it has carried anything. */
-static enum outcome replan_judge_place(const struct tly_replan *r, const struct place *p, bool poor,
-                                       double busiest)
+static enum tly_replan_outcome replan_judge_place(const struct tly_replan *r,
+                                                  const struct tly_replan_place *p, bool poor, double busiest)
 {
     double carried = tly_gauge_carried(&p->card);
     if (!r->feeler)
@@ -329,15 +329,15 @@ static enum outcome replan_judge_place(const struct tly_replan *r, const struct 
 }
 
 /* Judge each place of the try.  Returns the best outcome. */
-static enum outcome replan_judge_places(struct tly_replan *r, bool poor)
+static enum tly_replan_outcome replan_judge_places(struct tly_replan *r, bool poor)
 {
-    enum outcome best = IN_VAIN;
+    enum tly_replan_outcome best = IN_VAIN;
     double busiest = 0;
     for (int i = 0; i < r->room; i++)
         if (r->place[i].tried)
             busiest = fmax(busiest, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < r->room; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         if (!p->tried)
             continue;
         p->outcome = replan_judge_place(r, p, poor, busiest);
@@ -362,7 +362,7 @@ static bool replan_wake_from_try(struct tly_replan *r)
 {
     bool some = false;
     for (int i = 0; i < r->room; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         if (!p->rests || !p->rested_by_try)
             continue;
         p->rests = false;
@@ -375,7 +375,7 @@ static bool replan_wake_from_try(struct tly_replan *r)
 /* A card keeps what it has carried, and gets its old value back otherwise.  One that is busy all the time says itself what it
  * carries, and estimates follow that; after a feeler that is too near to tell.  others: another card of the try has more to
  * carry.  True: it has its old value again. */
-static bool replan_settle(struct tly_replan *r, struct place *p, bool others)
+static bool replan_settle(struct tly_replan *r, struct tly_replan_place *p, bool others)
 {
     bool more = r->trying == &r->more, vain = p->outcome == IN_VAIN;
     bool stays = !r->feeler && more && p->card.value != p->before && tly_gauge_is_full(&p->card);
@@ -404,12 +404,12 @@ static bool replan_settle(struct tly_replan *r, struct place *p, bool others)
  * not gets its old value back; true if anything does.  A try in vain puts the next one off. */
 static bool replan_judge_try(struct tly_replan *r)
 {
-    struct trial *t = r->trying;
+    struct tly_replan_trial *t = r->trying;
     bool small = t == &r->fine || (!r->feeler && r->promised < MUCH), undone = false;
     uint32_t count = small ? TLY_GOODPUTS : FEW_GOODPUTS;
     if (!t || !replan_can_judge(r, count))
         return false;
-    enum outcome best =
+    enum tly_replan_outcome best =
         replan_judge_places(r, replan_median_goodput(r, count) < r->before * (1 + r->promised / 2));
     if (best == IN_VAIN) {
         t->pause = t->pause < TLY_REPLAN_MOST_INTERVAL / 4 ? 4 * t->pause : TLY_REPLAN_MOST_INTERVAL;
@@ -418,7 +418,7 @@ static bool replan_judge_try(struct tly_replan *r)
         t->pause = t == &r->fine ? FIRST_FINE_PAUSE : FIRST_PAUSE;
     t->at = best == IN_VAIN ? r->samples + t->pause : r->samples;
     for (int i = 0; i < r->room; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         undone |= p->tried && replan_settle(r, p, best != IN_VAIN);
     }
     r->trying = NULL;
@@ -440,7 +440,7 @@ static void replan_take_quietly(struct tly_replan *r)
 static bool replan_is_far(const struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++) {
-        const struct place *p = &r->place[i];
+        const struct tly_replan_place *p = &r->place[i];
         bool sums = p->next_sums != p->sums.value;
         if (sums || (p->card.value > 0 && fabs(p->next / p->card.value - 1) > TLY_GAUGE_FAR))
             return true;
@@ -450,10 +450,10 @@ static bool replan_is_far(const struct tly_replan *r)
 
 /* Another split, for candidates that are to be tried (`t`), or for sure (NULL). */
 static bool replan_begin_change(struct tly_replan *r, int count, const struct tly_replan_service *s,
-                                struct trial *t, bool feeler, double worth)
+                                struct tly_replan_trial *t, bool feeler, double worth)
 {
     for (int i = 0; i < r->room; i++) {
-        struct place *p = &r->place[i];
+        struct tly_replan_place *p = &r->place[i];
         p->before = p->card.value;
         p->before_sums = p->sums.value;
         p->guess_before = p->card.guess;
@@ -482,7 +482,7 @@ static bool replan_begin_change(struct tly_replan *r, int count, const struct tl
 static double replan_least_gain(const struct tly_replan *r, int count, const struct tly_replan_service *s)
 {
     for (int i = 0; i < count; i++) {
-        const struct place *p = &r->place[i];
+        const struct tly_replan_place *p = &r->place[i];
         double planned = s[i].machine.bandwidth;
         bool seen = planned > 0 && p->card.value > planned * (1 + TLY_GAUGE_FAR);
         if (tly_candidates_is_card(r, s, i) && (seen || (p->doubtful && p->next > p->card.value)))
@@ -496,7 +496,7 @@ static double replan_least_gain(const struct tly_replan *r, int count, const str
 static bool replan_is_idler(const struct tly_replan *r)
 {
     for (int i = 0; i < r->room; i++) {
-        const struct place *p = &r->place[i];
+        const struct tly_replan_place *p = &r->place[i];
         if (p->next > p->card.value && p->card.count >= TLY_GAUGE_LONG / 2 &&
             tly_gauge_both(&p->card) < p->known.busy_in_vain * (1 - IDLER_THAN_BEFORE))
             return true;
@@ -576,14 +576,14 @@ bool tly_replan_step(struct tly_replan *r, int count, const struct tly_replan_se
 
 bool tly_replan_sums_limit(const struct tly_replan *r, int place)
 {
-    const struct place *p = place < r->room ? &r->place[place] : NULL;
+    const struct tly_replan_place *p = place < r->room ? &r->place[place] : NULL;
     return p && p->sums.value > 0 && !p->rests && tly_gauge_is_full(&p->sums);
 }
 
 /* What card i carries over what the split goes by; 0: its service's sums limit it. */
 static double replan_of_planned(const struct tly_replan *r, int i, const struct tly_replan_service *s)
 {
-    const struct place *p = &r->place[i];
+    const struct tly_replan_place *p = &r->place[i];
     if (tly_replan_sums_limit(r, i))
         return 0;
     return s->machine.bandwidth > 0 && p->card.value > 0 ? p->card.value / s->machine.bandwidth : 1;
@@ -603,7 +603,7 @@ int tly_replan_standout(const struct tly_replan *r, int count, const struct tly_
         if (tly_candidates_is_card(r, s, i) && replan_of_planned(r, i, &s[i]) < slow)
             busiest_slow = fmax(busiest_slow, tly_gauge_busy(&r->place[i].card));
     for (int i = 0; i < count && i < r->room; i++) {
-        const struct place *p = &r->place[i];
+        const struct tly_replan_place *p = &r->place[i];
         /* A card that is less busy than a slow one may only have that one's backlogs.  So may a card to which the plan leaves
          * time, if any card is busier. */
         double limit = p->load < 1 - TLY_REPLAN_CLEARLY ? busiest : busiest_slow;

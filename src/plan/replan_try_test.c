@@ -488,7 +488,7 @@ static void sums_tried_in_vain_have_their_limit_again(void **state)
 {
     struct cluster c;
     cluster_start(&c, 4, 2, NULL, 0);
-    struct place *p = &c.r->place[4];
+    struct tly_replan_place *p = &c.r->place[4];
     p->before = p->card.value;
     p->before_sums = 50;
     p->tried = true;
@@ -526,7 +526,7 @@ static void nobody_waits_for_a_card_that_is_tried(void **state)
 {
     struct cluster c;
     cluster_start(&c, 4, 2, NULL, 0);
-    struct place *p = &c.r->place[4];
+    struct tly_replan_place *p = &c.r->place[4];
     p->before = p->card.value;
     p->card.value = 110;
     cluster_split(&c);
@@ -663,7 +663,7 @@ static void a_try_in_vain_is_taken_back_whatever_happens_beside_it(void **state)
     static const double said[] = {100, 90, 80, 70, 110, 120};
     struct cluster c;
     cluster_start(&c, 4, 2, said, 0);
-    struct place *p = c.r->place;
+    struct tly_replan_place *p = c.r->place;
     p[0].before = p[0].card.value;
     p[0].card.value = 108;
     cluster_split(&c);

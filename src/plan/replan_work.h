@@ -14,20 +14,20 @@
 enum { TLY_GOODPUTS = 24 }; /* samples by which a try that promises little is judged */
 
 /* How a place's part in a try has ended. */
-enum outcome { IN_VAIN, WAITED, CARRIED };
+enum tly_replan_outcome { IN_VAIN, WAITED, CARRIED };
 
-struct move {
+struct tly_replan_move {
     int way;     /* -1, 0, 1 */
     uint32_t at; /* samples */
 };
 
 /* The memory of a card beside its gauge, whichever service stands for it. */
-struct memory {
-    double peak;       /* bytes/s: the most that it was known, or is declared, to carry in this job */
-    struct move moved; /* its value's last change */
-    bool assumed;      /* its value was assumed when a service woke, and is not confirmed yet */
-    bool eased;        /* its value is half of what it carried, for the process behind it is slow */
-    bool falls_short;  /* it is busy all the time and carries less than its value */
+struct tly_replan_card {
+    double peak; /* bytes/s: the most that it was known, or is declared, to carry in this job */
+    struct tly_replan_move moved; /* its value's last change */
+    bool assumed;                 /* its value was assumed when a service woke, and is not confirmed yet */
+    bool eased;       /* its value is half of what it carried, for the process behind it is slow */
+    bool falls_short; /* it is busy all the time and carries less than its value */
     uint32_t
         held_until; /* samples: not tried before, for another card of its feeler has more to carry, or it is eased */
     uint32_t asked_until;   /* samples: not tried before for having been measured low, for that was in vain */
@@ -37,11 +37,11 @@ struct memory {
 };
 
 /* A service.  Fields of a card are valid at the first service behind it alone. */
-struct place {
+struct tly_replan_place {
     struct tly_gauge card, sums;
-    struct memory known;    /* of the card */
-    struct move sums_moved; /* the last change of what is known of its sums */
-    double next, next_sums; /* this step's candidates */
+    struct tly_replan_card known;      /* of the card */
+    struct tly_replan_move sums_moved; /* the last change of what is known of its sums */
+    double next, next_sums;            /* this step's candidates */
 
     bool used;   /* of a card: some service behind it may have a share and does not rest */
     bool slowed; /* of a card: some such service's sums have a limit */
@@ -57,7 +57,7 @@ struct place {
     bool eases;    /* its candidate is half of what it carries, for the process behind it is slow */
     bool doubtful; /* of a card: it was measured far below the others and may be tried with what they carry */
     bool tried;    /* it has a part in the try that is under way, */
-    enum outcome outcome; /* which has ended so */
+    enum tly_replan_outcome outcome; /* which has ended so */
     bool felt; /* a feeler's card that has carried what it was tried with: more may be tried at once */
     double before, before_sums;         /* its values before the last change to candidates, */
     bool guess_before, eased_before;    /* and whether the card's was a guess, or eased */
@@ -65,7 +65,7 @@ struct place {
 };
 
 struct tly_replan {
-    struct place *place; /* owned */
+    struct tly_replan_place *place; /* owned */
     int room;
     bool fixed;
     uint32_t samples, changed_at, interval;
@@ -73,13 +73,13 @@ struct tly_replan {
     uint32_t paced_at;            /* samples: when the interval was last doubled or halved */
     double goodput[TLY_GOODPUTS]; /* ring, of this epoch */
     uint32_t goodputs;
-    struct trial {
-        uint32_t at, pause;  /* samples: not before then, and how long the last one in vain has put it off */
-    } more, fine;            /* higher values than gauges know; small deviations that they see */
-    struct trial *trying;    /* the one under way, or NULL */
-    bool feeler;             /* it is judged by what its cards carry */
-    bool expected;           /* the next epoch is of its own making */
-    double before, promised; /* goodput before the try, and the gain that it promised */
+    struct tly_replan_trial {
+        uint32_t at, pause; /* samples: not before then, and how long the last one in vain has put it off */
+    } more, fine;           /* higher values than gauges know; small deviations that they see */
+    struct tly_replan_trial *trying; /* the one under way, or NULL */
+    bool feeler;                     /* it is judged by what its cards carry */
+    bool expected;                   /* the next epoch is of its own making */
+    double before, promised;         /* goodput before the try, and the gain that it promised */
     struct tly_plan_machine machine[TLY_MAX_SERVICES]; /* for one call of the plan */
     uint32_t weight[TLY_MAX_SERVICES], now[TLY_MAX_SERVICES];
     int from[TLY_MAX_SERVICES]; /* their places */

@@ -16,7 +16,7 @@ struct candidate {
     uint32_t weight;
 };
 
-struct trial {
+struct spare_trial {
     enum tly_split split;
     int count, spare_count;
     struct tly_plan_machine machine[TLY_MAX_SERVICES]; /* all, with the bandwidths that count */
@@ -38,7 +38,7 @@ static int spare_compare(const void *a, const void *b)
 }
 
 /* Each machine gets its card's bandwidth, so that it stays when another one behind that card goes. */
-static void spare_set_bandwidths(struct trial *t)
+static void spare_set_bandwidths(struct spare_trial *t)
 {
     double slowest = INFINITY;
     for (int i = 0; i < t->count; i++)
@@ -58,7 +58,7 @@ static void spare_set_bandwidths(struct trial *t)
 }
 
 /* The time of the split without the first `drop` candidates; their weights are in t->weight. */
-static double spare_time_without(struct trial *t, int drop)
+static double spare_time_without(struct spare_trial *t, int drop)
 {
     int n = 0;
     for (int i = 0; i < t->count; i++) {
@@ -83,11 +83,11 @@ static double spare_time_without(struct trial *t, int drop)
 
 int tly_plan_spare(enum tly_split split, int count, const struct tly_plan_machine *machine)
 {
-    struct trial *t = malloc(sizeof *t);
+    struct spare_trial *t = malloc(sizeof *t);
     int spare = 0;
     if (!t)
         return 0;
-    *t = (struct trial){.split = split, .count = count};
+    *t = (struct spare_trial){.split = split, .count = count};
     if (tly_plan_split(split, count, machine, t->weight) != 0) /* else they are sound */
         goto out;
     for (int i = 0; i < count; i++) {

@@ -21,7 +21,7 @@
 /* Shares as integers: fine enough for 1024 services, and small enough for the dealer's credits. */
 #define WHOLE (1 << 24)
 
-struct card {
+struct split_card {
     bool is;              /* the entry is the first machine's of a card */
     double ranks, others; /* r, R - 2r */
     double bandwidth;
@@ -44,16 +44,16 @@ static double split_cap_of(const struct tly_plan_machine *m, double ranks)
 }
 
 /* card[i] of those machines that are the first behind theirs. */
-static void split_make_cards(int count, const struct tly_plan_machine *m, struct card *card)
+static void split_make_cards(int count, const struct tly_plan_machine *m, struct split_card *card)
 {
     double ranks = split_all_ranks(count, m), slowest = INFINITY;
     for (int i = 0; i < count; i++) {
-        card[i] = (struct card){.is = m[i].card == (uint32_t)i, .bandwidth = INFINITY};
+        card[i] = (struct split_card){.is = m[i].card == (uint32_t)i, .bandwidth = INFINITY};
         if (m[i].bandwidth > 0)
             slowest = fmin(slowest, m[i].bandwidth);
     }
     for (int i = 0; i < count; i++) {
-        struct card *c = &card[m[i].card];
+        struct split_card *c = &card[m[i].card];
         c->ranks += m[i].ranks;
         c->cap += split_cap_of(&m[i], ranks);
         if (m[i].bandwidth > 0)
@@ -61,7 +61,7 @@ static void split_make_cards(int count, const struct tly_plan_machine *m, struct
     }
     double jump = INFINITY;
     for (int i = 0; i < count; i++) {
-        struct card *c = &card[i];
+        struct split_card *c = &card[i];
         if (!c->is)
             continue;
         if (isinf(c->bandwidth))
@@ -82,13 +82,13 @@ static void split_make_cards(int count, const struct tly_plan_machine *m, struct
 }
 
 /* What the services behind a card add within T. */
-static double split_sums(const struct card *c, double t)
+static double split_sums(const struct split_card *c, double t)
 {
     return isinf(c->cap) ? INFINITY : c->cap * t;
 }
 
 /* `jumped`: with what begins at T itself. */
-static double split_supply(const struct card *c, double t, bool jumped)
+static double split_supply(const struct split_card *c, double t, bool jumped)
 {
     if (c->others > 0)
         return fmin(fmax(0, (t * c->bandwidth - c->ranks) / c->others), split_sums(c, t));
@@ -97,7 +97,7 @@ static double split_supply(const struct card *c, double t, bool jumped)
     return t > c->from || (jumped && t == c->from) ? split_sums(c, t) : 0;
 }
 
-static double split_supplies(int count, const struct card *card, double t, bool jumped)
+static double split_supplies(int count, const struct split_card *card, double t, bool jumped)
 {
     double sum = 0;
     for (int i = 0; i < count; i++)
@@ -114,13 +114,13 @@ static int split_compare(const void *a, const void *b)
 
 /* All levels at which a supply has a corner, and one at which a card alone could take all; sorted.  `at` has room
  * for 2 count + 2.  Returns how many. */
-static int split_corners(int count, const struct card *card, double *at)
+static int split_corners(int count, const struct split_card *card, double *at)
 {
     int n = 0;
     double enough = INFINITY;
     at[n++] = 0;
     for (int i = 0; i < count; i++) {
-        const struct card *c = &card[i];
+        const struct split_card *c = &card[i];
         if (!c->is)
             continue;
         double sums_all = isinf(c->cap) ? 0 : 1 / c->cap, carries_all = c->from;
@@ -142,7 +142,7 @@ static int split_corners(int count, const struct card *card, double *at)
 }
 
 /* The lowest level at which the supplies reach 1; *jumps: what begins there is needed in part. */
-static double split_level(int count, const struct card *card, double *at, bool *jumps)
+static double split_level(int count, const struct split_card *card, double *at, bool *jumps)
 {
     int n = split_corners(count, card, at), low = 0, high = n - 1;
     *jumps = false;
@@ -188,7 +188,7 @@ static void split_fill(int count, const double *cap, double total, double *part)
 
 /* Room for what follows; too much for a stack of unknown size. */
 struct work {
-    struct card card[TLY_MAX_SERVICES];
+    struct split_card card[TLY_MAX_SERVICES];
     double at[2 * TLY_MAX_SERVICES + 2];
     double x[TLY_MAX_SERVICES]; /* of the cards, then of the services */
     double cap[TLY_MAX_SERVICES], part[TLY_MAX_SERVICES];

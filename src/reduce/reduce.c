@@ -190,27 +190,28 @@ int tly_reduce_check(const struct tly_reduction *r, const char **why)
  * long so that each input is read in long runs. */
 enum { ROW_BYTES = 4096, SCRATCH_BYTES = TLY_FOLD_MAX * ROW_BYTES };
 
-struct tree {
+struct reduce_tree {
     struct tly_fold step; /* of the tree as a whole; n is unused */
     tly_fold_fn *fold;
     enum tly_format partial; /* how an unfinished sum is held */
     int leaves;
     const unsigned char *const *input;
     const unsigned char *const *next; /* the first input of the next leaf: leaves are met in order */
-    struct tree *group;    /* borrowed: makes a leaf of a group of inputs; NULL: inputs are leaves */
-    const int *group_size; /* of each leaf */
+    struct reduce_tree *group; /* borrowed: makes a leaf of a group of inputs; NULL: inputs are leaves */
+    const int *group_size;     /* of each leaf */
     const int *next_size;
     unsigned char *leaf_rows; /* borrowed: where groups' sums go, SCRATCH_BYTES */
     size_t row_bytes;
     _Alignas(64) unsigned char scratch[SCRATCH_BYTES];
 };
 
-static void reduce_walk(struct tree *t, int level, int leaves, size_t at, size_t count, bool root, void *out);
+static void reduce_walk(struct reduce_tree *t, int level, int leaves, size_t at, size_t count, bool root,
+                        void *out);
 
 /* The next leaf's elements from `at` on: `count` of them. */
-static const void *reduce_leaf(struct tree *t, int j, size_t at, size_t count)
+static const void *reduce_leaf(struct reduce_tree *t, int j, size_t at, size_t count)
 {
-    struct tree *g = t->group;
+    struct reduce_tree *g = t->group;
     int size = g ? *t->next_size++ : 1;
     const unsigned char *const *input = t->next;
 
@@ -223,7 +224,8 @@ static const void *reduce_leaf(struct tree *t, int j, size_t at, size_t count)
 }
 
 /* Reduce the next `leaves` leaves; the root is finished and written in the tree's own format. */
-static void reduce_walk(struct tree *t, int level, int leaves, size_t at, size_t count, bool root, void *out)
+static void reduce_walk(struct reduce_tree *t, int level, int leaves, size_t at, size_t count, bool root,
+                        void *out)
 {
     struct tly_fold f = t->step;
     const void *rows[TLY_FOLD_MAX];
@@ -270,7 +272,7 @@ static void reduce_fence(void)
 }
 
 /* The whole tree, in blocks. */
-static void reduce_blocks(struct tree *t, unsigned char *out, size_t count)
+static void reduce_blocks(struct reduce_tree *t, unsigned char *out, size_t count)
 {
     size_t size = tly_format_size(t->step.to);
     size_t block = t->row_bytes / tly_format_size(t->partial);
@@ -321,7 +323,7 @@ static struct tly_fold reduce_step(const struct tly_reduction *r, int leaves, in
     return f;
 }
 
-static void reduce_plant(struct tree *t, const struct tly_reduction *r, int leaves, int inputs,
+static void reduce_plant(struct reduce_tree *t, const struct tly_reduction *r, int leaves, int inputs,
                          const void *const input[], const void *output, size_t *count)
 {
     t->step = reduce_step(r, leaves, inputs, input, output, count);
@@ -381,7 +383,7 @@ void tly_reduce(const struct tly_reduction *r, int n, const void *const input[],
         if (f.stream)
             reduce_fence();
     } else {
-        struct tree t;
+        struct reduce_tree t;
         reduce_plant(&t, r, n, n, input, output, &count);
         reduce_blocks(&t, output, count);
     }
@@ -391,7 +393,7 @@ void tly_reduce(const struct tly_reduction *r, int n, const void *const input[],
 void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int group_size[],
                         const void *const input[], void *output, size_t count)
 {
-    struct tree t, group;
+    struct reduce_tree t, group;
     _Alignas(64) unsigned char leaf_rows[SCRATCH_BYTES];
     float_mode saved = reduce_mode_default();
     size_t same = count;

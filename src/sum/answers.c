@@ -22,25 +22,25 @@
 /* Seconds for which a verdict can be fetched again; longer than the 5 s after which a silent service counts as dead. */
 enum { VERDICT_S = 8 };
 
-uint32_t tly_answers_length(const struct round *r, uint32_t rank)
+uint32_t tly_answers_length(const struct tly_round *r, uint32_t rank)
 {
     return r->slots[rank].quiet ? 0 : r->rule->length(&r->head, r->who, rank);
 }
 
-static bool answer_ready(const struct tly_job *job, const struct round *r, uint32_t rank)
+static bool answer_ready(const struct tly_job *job, const struct tly_round *r, uint32_t rank)
 {
     uint32_t length = tly_answers_length(r, rank), summed = r->summed < length ? r->summed : length;
-    const struct answer *a = &r->answers[rank];
+    const struct tly_answer *a = &r->answers[rank];
     return !a->done && !a->held && (a->sent < length ? a->sent < summed : r->complete);
 }
 
-void tly_answers_queue(struct tly_job *job, struct round *r)
+void tly_answers_queue(struct tly_job *job, struct tly_round *r)
 {
     struct tly_rank_order order = {r->head.priority, r->order};
     for (uint32_t i = 0; i < r->who->count; i++) {
         uint32_t rank = r->who->rank[i];
-        struct answer *a = &r->answers[rank];
-        struct session *p = job->by_rank[rank];
+        struct tly_answer *a = &r->answers[rank];
+        struct tly_session *p = job->by_rank[rank];
         if (!p || a->queued || !tly_slot_has_come(&r->slots[rank]) || !answer_ready(job, r, rank))
             continue;
         a->queued = tly_heap_push(&p->ready, order, a) == 0;
@@ -49,14 +49,14 @@ void tly_answers_queue(struct tly_job *job, struct round *r)
     }
 }
 
-bool tly_answers_next(struct session *p, struct tly_outgoing *out)
+bool tly_answers_next(struct tly_session *p, struct tly_outgoing *out)
 {
     struct tly_job *job = p->job;
     struct tly_heap_item *top = tly_heap_top(&p->ready);
     if (!top)
         return false;
-    struct answer *a = top->value;
-    struct round *r = a->round;
+    struct tly_answer *a = top->value;
+    struct tly_round *r = a->round;
     uint32_t length = tly_answers_length(r, p->rank), summed = r->summed < length ? r->summed : length;
     uint32_t n = summed - a->sent < TLY_MAX_FRAGMENT ? summed - a->sent : TLY_MAX_FRAGMENT;
     *out = (struct tly_outgoing){.frame = r->head, .payload = r->result + a->sent, .stays = true};
@@ -82,12 +82,12 @@ bool tly_answers_next(struct session *p, struct tly_outgoing *out)
     return true;
 }
 
-bool tly_answers_reserve(struct session *p)
+bool tly_answers_reserve(struct tly_session *p)
 {
     if (p->delivered - p->stable < p->ring_room)
         return true;
     uint32_t room = p->ring_room ? p->ring_room * 2 : 64;
-    struct round **ring = malloc(room * sizeof *ring);
+    struct tly_round **ring = malloc(room * sizeof *ring);
     if (!ring)
         return false;
     for (uint64_t i = p->stable; p->ring_room && i < p->delivered; i++)
@@ -98,21 +98,21 @@ bool tly_answers_reserve(struct session *p)
     return true;
 }
 
-void tly_answers_delivered(struct session *p, struct round *r)
+void tly_answers_delivered(struct tly_session *p, struct tly_round *r)
 {
     p->deliveries[p->delivered++ % p->ring_room] = r;
     r->references++;
 }
 
 /* All ranks have the answer: nobody can ask for it any more. */
-static void answers_become_stable(struct tly_job *job, struct round *r)
+static void answers_become_stable(struct tly_job *job, struct tly_round *r)
 {
     tly_store_remove(job, r);
     if (job->dropped_slots)
         tly_memory_ask_again(job);
 }
 
-bool tly_answers_confirmed(struct tly_job *job, struct round *r, uint32_t rank)
+bool tly_answers_confirmed(struct tly_job *job, struct tly_round *r, uint32_t rank)
 {
     if (r->answers[rank].received)
         return false;
@@ -124,14 +124,14 @@ bool tly_answers_confirmed(struct tly_job *job, struct round *r, uint32_t rank)
     return true;
 }
 
-void tly_answers_received(struct session *p, uint64_t count)
+void tly_answers_received(struct tly_session *p, uint64_t count)
 {
     struct tly_job *job = p->job;
     bool any = false;
     if (count > p->told)
         p->told = count < p->delivered ? count : p->delivered; /* it cannot have more */
     while (p->received < p->told) {
-        struct round *r = p->deliveries[p->received % p->ring_room];
+        struct tly_round *r = p->deliveries[p->received % p->ring_room];
         if (r->answers[p->rank].on_way && tly_link_is_open(p->link))
             break; /* a medium may complete a frame after the peer has read it */
         p->received++;
@@ -141,7 +141,7 @@ void tly_answers_received(struct session *p, uint64_t count)
         tly_answers_settle(job);
 }
 
-void tly_answers_sent(struct session *p, struct answer *a)
+void tly_answers_sent(struct tly_session *p, struct tly_answer *a)
 {
     if (--a->on_way || !a->done)
         return;
@@ -152,7 +152,7 @@ void tly_answers_sent(struct session *p, struct answer *a)
 
 /* Nobody else will ask for the round.  Ranks may never come for a verdict: later deliveries do not wait for them for
  * ever. */
-static bool answers_is_settled(const struct tly_job *job, const struct round *r)
+static bool answers_is_settled(const struct tly_job *job, const struct tly_round *r)
 {
     return r->received == r->who->count ||
            (r->verdict && job->loop->awake - r->decided > VERDICT_S * TLY_SEC);
@@ -162,12 +162,12 @@ static bool answers_is_settled(const struct tly_job *job, const struct round *r)
 void tly_answers_settle(struct tly_job *job)
 {
     for (uint32_t i = 0; i < job->ranks; i++) {
-        struct session *q = job->by_rank[i];
+        struct tly_session *q = job->by_rank[i];
         uint64_t before = q ? q->stable : 0;
         bool gave = false;
         while (q && q->stable < q->received &&
                answers_is_settled(job, q->deliveries[q->stable % q->ring_room])) {
-            struct round *r = q->deliveries[q->stable++ % q->ring_room];
+            struct tly_round *r = q->deliveries[q->stable++ % q->ring_room];
             gave = r->slots[q->rank].quiet;
             tly_store_unref(job, r);
         }

@@ -30,7 +30,7 @@ static void *crew_work(void *arg)
             pthread_cond_wait(&c->more, &c->lock);
             continue;
         }
-        struct tly_task *t = tly_list_entry(c->todo.next, struct tly_task, node);
+        struct tly_crew_task *t = tly_list_entry(c->todo.next, struct tly_crew_task, node);
         tly_list_remove(&t->node);
         c->running[me.index - 1] = t;
         pthread_mutex_unlock(&c->lock);
@@ -53,9 +53,9 @@ static int64_t crew_fetch(struct tly_hook *h)
     struct tly_crew *c = tly_list_entry(h, struct tly_crew, hook);
     for (;;) {
         pthread_mutex_lock(&c->lock);
-        struct tly_task *t = NULL;
+        struct tly_crew_task *t = NULL;
         if (!tly_list_empty(&c->finished)) {
-            t = tly_list_entry(c->finished.next, struct tly_task, node);
+            t = tly_list_entry(c->finished.next, struct tly_crew_task, node);
             tly_list_remove(&t->node);
         }
         pthread_mutex_unlock(&c->lock);
@@ -76,7 +76,7 @@ int tly_crew_start(struct tly_crew *c, struct tly_loop *loop, int threads, int h
     pthread_cond_init(&c->more, NULL);
     pthread_cond_init(&c->ended, NULL);
     c->thread = calloc((size_t)threads + 1, sizeof *c->thread);
-    c->running = calloc((size_t)threads + 1, sizeof(struct tly_task *));
+    c->running = calloc((size_t)threads + 1, sizeof(struct tly_crew_task *));
     if (!c->thread || !c->running)
         return tly_fail(ENOMEM, "out of memory");
     c->hook.prepare = crew_fetch;
@@ -115,17 +115,17 @@ void tly_crew_stop(struct tly_crew *c)
     c->loop = NULL;
 }
 
-static void crew_remove_those(struct tly_list *list, bool (*is)(const struct tly_task *t, const void *arg),
-                              const void *arg)
+static void crew_remove_those(struct tly_list *list,
+                              bool (*is)(const struct tly_crew_task *t, const void *arg), const void *arg)
 {
     for (struct tly_list *n = list->next, *next; n != list; n = next) {
         next = n->next;
-        if (is(tly_list_entry(n, struct tly_task, node), arg))
+        if (is(tly_list_entry(n, struct tly_crew_task, node), arg))
             tly_list_remove(n);
     }
 }
 
-static bool crew_runs(const struct tly_crew *c, bool (*is)(const struct tly_task *t, const void *arg),
+static bool crew_runs(const struct tly_crew *c, bool (*is)(const struct tly_crew_task *t, const void *arg),
                       const void *arg)
 {
     for (int i = 0; i < c->threads; i++)
@@ -134,7 +134,7 @@ static bool crew_runs(const struct tly_crew *c, bool (*is)(const struct tly_task
     return false;
 }
 
-void tly_crew_cancel(struct tly_crew *c, bool (*is)(const struct tly_task *t, const void *arg),
+void tly_crew_cancel(struct tly_crew *c, bool (*is)(const struct tly_crew_task *t, const void *arg),
                      const void *arg)
 {
     if (!c->loop)
@@ -149,7 +149,7 @@ void tly_crew_cancel(struct tly_crew *c, bool (*is)(const struct tly_task *t, co
     pthread_mutex_unlock(&c->lock);
 }
 
-void tly_crew_post(struct tly_crew *c, struct tly_task *t)
+void tly_crew_post(struct tly_crew *c, struct tly_crew_task *t)
 {
     pthread_mutex_lock(&c->lock);
     tly_list_append(&c->todo, &t->node);

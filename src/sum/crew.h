@@ -10,10 +10,10 @@
 #include "base/loop.h"
 
 /* Work for one thread: `work` runs there, `done` afterwards in the loop. */
-struct tly_task {
+struct tly_crew_task {
     struct tly_list node;
-    void (*work)(struct tly_task *t);
-    void (*done)(struct tly_task *t);
+    void (*work)(struct tly_crew_task *t);
+    void (*done)(struct tly_crew_task *t);
 };
 
 struct tly_crew {
@@ -24,8 +24,8 @@ struct tly_crew {
     pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t more;
     struct tly_list todo, finished;
-    struct tly_task **running; /* owned array: of each thread; NULL: none */
-    pthread_cond_t ended;      /* a task, while somebody waits for that */
+    struct tly_crew_task **running; /* owned array: of each thread; NULL: none */
+    pthread_cond_t ended;           /* a task, while somebody waits for that */
     bool stop, awaited;
 };
 
@@ -35,9 +35,9 @@ int tly_crew_start(struct tly_crew *c, struct tly_loop *loop, int threads, int h
 /* Ends the threads; tasks not begun are dropped. */
 void tly_crew_stop(struct tly_crew *c);
 /* In the loop.  Forget the tasks for which `is` holds: what runs of them is waited for, and their done() does not come. */
-void tly_crew_cancel(struct tly_crew *c, bool (*is)(const struct tly_task *t, const void *arg),
+void tly_crew_cancel(struct tly_crew *c, bool (*is)(const struct tly_crew_task *t, const void *arg),
                      const void *arg);
 /* In the loop. */
-void tly_crew_post(struct tly_crew *c, struct tly_task *t);
+void tly_crew_post(struct tly_crew *c, struct tly_crew_task *t);
 
 #endif

@@ -11,7 +11,7 @@
 enum { TASKS = 6, THREADS = 2 };
 
 static struct work {
-    struct tly_task task;
+    struct tly_crew_task task;
     int owner;
     atomic_bool ran;
     bool done;
@@ -26,7 +26,7 @@ static void pause_a_little(void)
     nanosleep(&t, NULL);
 }
 
-static void work(struct tly_task *t)
+static void work(struct tly_crew_task *t)
 {
     atomic_fetch_add(&running, 1);
     while (!atomic_load(&go))
@@ -34,12 +34,12 @@ static void work(struct tly_task *t)
     atomic_store(&tly_list_entry(t, struct work, task)->ran, true);
 }
 
-static void done(struct tly_task *t)
+static void done(struct tly_crew_task *t)
 {
     tly_list_entry(t, struct work, task)->done = true;
 }
 
-static bool is_of(const struct tly_task *t, const void *owner)
+static bool is_of(const struct tly_crew_task *t, const void *owner)
 {
     return ((const struct work *)tly_list_entry(t, const struct work, task))->owner == *(const int *)owner;
 }

@@ -13,7 +13,7 @@
 #include "sum/verdict.h"
 #include "transport/transport.h"
 
-void tly_facts_add_bytes(struct tly_service_facts *f, const struct session *p)
+void tly_facts_add_bytes(struct tly_service_facts *f, const struct tly_session *p)
 {
     if (!p->link || p->watcher)
         return;
@@ -29,7 +29,7 @@ void tly_job_facts(struct tly_job *job, struct tly_service_facts *out)
     out->bytes_peak = job->quota.peak;
     out->memory_limit = job->house->budget.pool.limit;
     for (const struct tly_list *n = job->sessions.next; n != &job->sessions; n = n->next)
-        tly_facts_add_bytes(out, tly_list_entry(n, struct session, node));
+        tly_facts_add_bytes(out, tly_list_entry(n, struct tly_session, node));
     out->waiting_ms = (uint64_t)(tly_verdict_waits(job, out->waits_for, sizeof out->waits_for) / TLY_MS);
 }
 

@@ -25,7 +25,7 @@
 
 /* May ranks of this group do what the frame says? */
 static bool frames_fits_group(const struct tly_rule *rule, const struct tly_frame *f,
-                              const struct members *who)
+                              const struct tly_members *who)
 {
     bool pair = f->group & TLY_PAIR;
     if (!pair)
@@ -35,8 +35,8 @@ static bool frames_fits_group(const struct tly_rule *rule, const struct tly_fram
     return rule->givers != TLY_NONE_GIVE || who->count == 1;
 }
 
-static const char *frames_bad_push(const struct tly_job *job, const struct session *p,
-                                   const struct tly_frame *f, const struct members *who)
+static const char *frames_bad_push(const struct tly_job *job, const struct tly_session *p,
+                                   const struct tly_frame *f, const struct tly_members *who)
 {
     const struct tly_rule *rule = tly_rule_of(f);
     size_t element = tly_reduce_element_size(f->dtype);
@@ -75,7 +75,7 @@ static bool frames_same_shape(const struct tly_frame *a, const struct tly_frame 
 }
 
 /* May the rank begin this push now, as far as its window and its burden go? */
-static const char *frames_bad_beginning(const struct session *p, const struct round *r,
+static const char *frames_bad_beginning(const struct tly_session *p, const struct tly_round *r,
                                         const struct tly_frame *f)
 {
     const struct tly_job *job = p->job;
@@ -89,9 +89,10 @@ static const char *frames_bad_beginning(const struct session *p, const struct ro
 }
 
 /* Does the push fit into the round that is here? */
-static const char *frames_bad_fit(const struct session *p, const struct round *r, const struct tly_frame *f)
+static const char *frames_bad_fit(const struct tly_session *p, const struct tly_round *r,
+                                  const struct tly_frame *f)
 {
-    const struct slot *slot = &r->slots[p->rank];
+    const struct tly_slot *slot = &r->slots[p->rank];
     bool mark = f->flags & TLY_MARK;
     if (f->spec == r->head.spec && !mark && !(r->head.flags & TLY_MARK) && !frames_same_shape(f, &r->head))
         return "two sizes of one tensor";
@@ -105,12 +106,12 @@ static const char *frames_bad_fit(const struct session *p, const struct round *r
     return NULL;
 }
 
-static int frames_on_push(struct session *p, const struct tly_frame *f, struct tly_landing *land,
+static int frames_on_push(struct tly_session *p, const struct tly_frame *f, struct tly_landing *land,
                           const char **why)
 {
     struct tly_job *job = p->job;
-    const struct members *who = tly_members_of(p, f->group);
-    struct round *r = tly_store_find(job, f);
+    const struct tly_members *who = tly_members_of(p, f->group);
+    struct tly_round *r = tly_store_find(job, f);
     bool begins = f->offset == 0 || (f->flags & TLY_RESUMED);
     *why = frames_bad_push(job, p, f, who);
     if (!*why && begins)
@@ -145,7 +146,7 @@ static int frames_on_push(struct session *p, const struct tly_frame *f, struct t
 int tly_frames_header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                       const char **why)
 {
-    struct session *p = user;
+    struct tly_session *p = user;
     struct tly_job *job = p->job;
     bool alive = f->type == TLY_BEAT || f->type == TLY_COUNTS;
     bool asks = f->type == TLY_STATUS && (f->flags || f->payload); /* about a round */
@@ -195,7 +196,7 @@ static char *frames_payload_text(const void *data, uint32_t len)
     return text;
 }
 
-static void frames_report(struct session *p)
+static void frames_report(struct tly_session *p)
 {
     struct tly_service_facts facts;
     struct tly_writer w = {0};
@@ -208,7 +209,7 @@ static void frames_report(struct session *p)
 }
 
 /* For how long results for this rank were on their way: the rank's reports need it.  What has come it knows itself. */
-static void frames_tell_load(struct session *p)
+static void frames_tell_load(struct tly_session *p)
 {
     struct tly_link_load load = {0};
     struct tly_writer w = {0};
@@ -220,13 +221,13 @@ static void frames_tell_load(struct session *p)
     free(w.data);
 }
 
-static uint64_t frames_arrived(const struct session *p)
+static uint64_t frames_arrived(const struct tly_session *p)
 {
     struct tly_link_load load;
     return tly_link_load(p->link, &load) == 0 ? load.arrived : tly_link_bytes(p->link, false);
 }
 
-static void frames_tell_rate(struct session *p)
+static void frames_tell_rate(struct tly_session *p)
 {
     struct tly_measure m = {
         .step = TLY_MEASURE_COUNTED, .round = p->flow.round, .count = 1, .rate = {p->flow.rate}};
@@ -239,14 +240,14 @@ static void frames_tell_rate(struct session *p)
 }
 
 /* More of a stream has come, by which network cards are measured. */
-static void frames_gauge(struct session *p, const struct tly_frame *f)
+static void frames_gauge(struct tly_session *p, const struct tly_frame *f)
 {
     struct tly_job *job = p->job;
     uint32_t streams = f->count <= TLY_MEASURE_MOST ? (uint32_t)f->count : TLY_MEASURE_MOST;
     enum tly_meter_due due =
         tly_meter_take(&job->meter, &p->flow, f->round, streams, frames_arrived(p), tly_now());
     for (struct tly_list *n = job->sessions.next; due && n != &job->sessions; n = n->next) {
-        struct session *x = tly_list_entry(n, struct session, node);
+        struct tly_session *x = tly_list_entry(n, struct tly_session, node);
         if (x->watcher && due == TLY_METER_BEGINS)
             tly_meter_begin(&x->flow, frames_arrived(x));
         else if (x->watcher)
@@ -261,7 +262,7 @@ static void frames_gauge(struct session *p, const struct tly_frame *f)
 /* A part is summed as far as it has come from all. */
 void tly_frames_landed(void *user, struct tly_link *l, const struct tly_frame *f, uint32_t bytes)
 {
-    struct session *p = user;
+    struct tly_session *p = user;
     if (f->type == TLY_MEASURE)
         frames_gauge(p, f);
     if (f->type != TLY_PUSH || (f->flags & TLY_MARK))
@@ -269,13 +270,14 @@ void tly_frames_landed(void *user, struct tly_link *l, const struct tly_frame *f
     uint32_t more = bytes - p->taken;
     p->taken = bytes;
     tly_window_accept(p, more, f->length);
-    struct round *r = tly_store_find(p->job, f);
+    struct tly_round *r = tly_store_find(p->job, f);
     if (r)
         tly_progress_landed(p, r, f, more);
 }
 
 /* The rank cannot push, or takes back what it has pushed. */
-static void frames_on_mark(struct session *p, struct round *r, const struct tly_frame *f, const void *data)
+static void frames_on_mark(struct tly_session *p, struct tly_round *r, const struct tly_frame *f,
+                           const void *data)
 {
     char *text = frames_payload_text(data, f->payload);
     const char *reason = text ? text : "out of memory";
@@ -286,10 +288,10 @@ static void frames_on_mark(struct session *p, struct round *r, const struct tly_
     free(text);
 }
 
-static void frames_on_pushed(struct session *p, const struct tly_frame *f, const void *data)
+static void frames_on_pushed(struct tly_session *p, const struct tly_frame *f, const void *data)
 {
     struct tly_job *job = p->job;
-    struct round *r = tly_store_find(job, f);
+    struct tly_round *r = tly_store_find(job, f);
     uint32_t more = f->payload - p->taken, cost = more;
     if (f->flags & (TLY_REQUEST | TLY_MARK | TLY_OFFER))
         cost = TLY_LEAST_CHARGE; /* it brought no data through the rank's card */
@@ -315,9 +317,9 @@ static void frames_on_pushed(struct session *p, const struct tly_frame *f, const
 
 int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
-    struct session *p = user;
+    struct tly_session *p = user;
     struct tly_job *job = p->job;
-    struct round *r;
+    struct tly_round *r;
     if (p->watcher) {
         if (f->type == TLY_STATUS)
             frames_report(p);

@@ -35,7 +35,7 @@
 
 /* A peer that names no job wants the only one.  Of several starts of a job it means the one whose incarnation it names, or
  * the newest. */
-static struct tly_job *house_find_job(const struct session *p, const struct tly_identity *peer)
+static struct tly_job *house_find_job(const struct tly_session *p, const struct tly_identity *peer)
 {
     const struct tly_house *h = p->house;
     struct tly_job *found = NULL;
@@ -52,7 +52,7 @@ static struct tly_job *house_find_job(const struct session *p, const struct tly_
 
 static void house_choose(void *user, const struct tly_identity *peer, struct tly_identity *me)
 {
-    struct session *p = user;
+    struct tly_session *p = user;
     p->job = house_find_job(p, peer);
     if (p->job) {
         *me = p->job->identity;
@@ -175,7 +175,7 @@ void tly_house_shut(struct tly_house *h)
         return;
     tly_loop_lock(h->loop);
     while (!tly_list_empty(&h->lobby)) /* before their listener, which counts them */
-        tly_peers_destroy(tly_list_entry(h->lobby.next, struct session, node));
+        tly_peers_destroy(tly_list_entry(h->lobby.next, struct tly_session, node));
     tly_listener_destroy(h->listener);
     h->listener = NULL;
     tly_loop_unlock(h->loop);

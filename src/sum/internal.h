@@ -53,10 +53,10 @@
 #include "wire/frame.h"
 #include "wire/hello.h"
 
-struct burden;
-struct joined;
-struct members;
-struct session;
+struct tly_burden;
+struct tly_joined;
+struct tly_members;
+struct tly_session;
 
 /* What jobs share: see house.h. */
 struct tly_house {
@@ -68,8 +68,8 @@ struct tly_house {
     struct tly_crew crew;
     int node; /* the NUMA node of the loop's thread and its data; -1: there is only one */
     struct tly_budget budget;
-    struct tly_list jobs;               /* of struct tly_job; borrowed */
-    struct tly_list lobby;              /* of struct session: connections that have not proved the secret */
+    struct tly_list jobs;  /* of struct tly_job; borrowed */
+    struct tly_list lobby; /* of struct tly_session: connections that have not proved the secret */
     uint8_t decoy[TLY_FRAME_KEY_BYTES]; /* key of the incarnations of jobs that are not here */
     const struct tly_params *params;    /* borrowed */
 };
@@ -97,24 +97,24 @@ struct tly_job {
     uint64_t first_window;          /* charge bytes that a new connection may push */
     uint64_t sharing;               /* services that the job is split over */
     uint64_t window_bytes;          /* charge bytes that may be pushed and not answered now */
-    atomic_ullong news;       /* part_bytes and services with a share << 32 of an epoch that has begun, from
+    atomic_ullong news;  /* part_bytes and services with a share << 32 of an epoch that has begun, from
                                        * another thread (release); taken by the loop (acquire); 0: none */
-    uint32_t pace_bytes;      /* counts go alone after so many bytes of news */
-    struct session **by_rank; /* owned array, borrowed sessions */
-    bool *gone;               /* owned array: ranks that have said goodbye, connected or not */
-    struct burden *burden;    /* owned array, of each rank */
-    struct joined *joined;    /* owned array, of each rank */
-    uint32_t joined_count;    /* entries of `joined` that are on */
-    uint32_t joins;           /* how often all ranks have joined */
-    const uint8_t *zeros;     /* a part of zeros, mapped once a rank has joined; takes no memory */
-    uint32_t *machine;        /* owned array: of each rank */
-    bool teams;               /* ranks of a machine may push together */
+    uint32_t pace_bytes; /* counts go alone after so many bytes of news */
+    struct tly_session **by_rank;    /* owned array, borrowed sessions */
+    bool *gone;                      /* owned array: ranks that have said goodbye, connected or not */
+    struct tly_burden *burden;       /* owned array, of each rank */
+    struct tly_joined *joined;       /* owned array, of each rank */
+    uint32_t joined_count;           /* entries of `joined` that are on */
+    uint32_t joins;                  /* how often all ranks have joined */
+    const uint8_t *zeros;            /* a part of zeros, mapped once a rank has joined; takes no memory */
+    uint32_t *machine;               /* owned array: of each rank */
+    bool teams;                      /* ranks of a machine may push together */
     uint32_t most_opened, most_owed; /* bounds of a burden; past most_owed the rank's window stays shut */
     uint32_t window_rounds;          /* least pushes that fill a window */
     uint32_t watchers;               /* sessions of watchers */
-    struct members *all;             /* borrowed from lists */
-    struct tly_list lists;           /* of struct members; owned */
-    struct tly_map pairs;            /* number -> struct members, borrowed */
+    struct tly_members *all;         /* borrowed from lists */
+    struct tly_list lists;           /* of struct tly_members; owned */
+    struct tly_map pairs;            /* number -> struct tly_members, borrowed */
     struct tly_meter meter;
 
     struct tly_map store;       /* rounds by id */
@@ -141,6 +141,6 @@ struct tly_service {
 
 /* facts.c */
 /* Count what has gone over the session's connection. */
-void tly_facts_add_bytes(struct tly_service_facts *facts, const struct session *p);
+void tly_facts_add_bytes(struct tly_service_facts *facts, const struct tly_session *p);
 
 #endif

@@ -113,7 +113,7 @@ static void job_set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sha
     uint64_t news = 3 * job->window_bytes / (8 * sharing), most = 3 * part_bytes / 2;
     job->pace_bytes = (uint32_t)(news < most ? news : most);
     for (uint32_t i = 0; i < job->ranks; i++) {
-        struct session *p = job->by_rank[i];
+        struct tly_session *p = job->by_rank[i];
         if (!p)
             continue;
         tly_link_set_pace(p->link, job->pace_bytes, TLY_COUNTS_MS);
@@ -167,7 +167,7 @@ void tly_job_change(struct tly_job *job, const struct tly_roster *roster)
 /* How much the service keeps for one rank's sake. */
 static void job_set_bounds(struct tly_job *job, uint32_t ranks)
 {
-    size_t bytes = sizeof(struct round) + ranks * (sizeof(struct slot) + sizeof(struct answer));
+    size_t bytes = sizeof(struct tly_round) + ranks * (sizeof(struct tly_slot) + sizeof(struct tly_answer));
     size_t rounds = MOST_ROUND_BYTES / bytes;
     job->most_owed = rounds > LEAST_ROUNDS ? (uint32_t)rounds : LEAST_ROUNDS;
 }
@@ -194,7 +194,7 @@ static void job_admit_all(struct tly_job *job)
 {
     for (struct tly_list *n = job->sessions.next, *next; n != &job->sessions; n = next) {
         next = n->next;
-        struct session *p = tly_list_entry(n, struct session, node);
+        struct tly_session *p = tly_list_entry(n, struct tly_session, node);
         if (p->rank != TLY_NO_RANK)
             tly_peers_admit(p);
     }
@@ -295,9 +295,9 @@ void tly_job_wait(struct tly_job *job, int64_t deadline)
         tly_event_wait(&job->quiet, deadline);
 }
 
-static bool is_of_job(const struct tly_task *t, const void *job)
+static bool is_of_job(const struct tly_crew_task *t, const void *job)
 {
-    return tly_list_entry(t, struct piece, task)->job == job;
+    return tly_list_entry(t, struct tly_sum_piece, task)->job == job;
 }
 
 /* Connections that have named this job and not proved its secret stay: their end would tell a stranger that it was here. */
@@ -305,9 +305,9 @@ static void job_close_sessions(struct tly_job *job)
 {
     struct tly_list *lobby = &job->house->lobby;
     while (!tly_list_empty(&job->sessions))
-        tly_peers_destroy(tly_list_entry(job->sessions.next, struct session, node));
+        tly_peers_destroy(tly_list_entry(job->sessions.next, struct tly_session, node));
     for (struct tly_list *n = lobby->next; n != lobby; n = n->next) {
-        struct session *p = tly_list_entry(n, struct session, node);
+        struct tly_session *p = tly_list_entry(n, struct tly_session, node);
         if (p->job == job)
             p->job = NULL;
     }

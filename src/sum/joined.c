@@ -21,14 +21,14 @@
 #include "sum/slot.h"
 
 /* The rank had not submitted it, and will not. */
-static bool joined_sits_out(const struct tly_job *job, const struct round *r, uint32_t rank)
+static bool joined_sits_out(const struct tly_job *job, const struct tly_round *r, uint32_t rank)
 {
-    const struct joined *j = &job->joined[rank];
+    const struct tly_joined *j = &job->joined[rank];
     return j->on && r->head.round >= (uintptr_t)tly_map_get(&j->rounds, r->head.key);
 }
 
 /* The pushes, or the refusals, are those of machines, not of ranks. */
-static bool joined_is_teams(const struct tly_job *job, const struct round *r)
+static bool joined_is_teams(const struct tly_job *job, const struct tly_round *r)
 {
     const struct tly_frame *f = &r->head;
     if (!job->teams || !r->rule->carried)
@@ -37,7 +37,7 @@ static bool joined_is_teams(const struct tly_job *job, const struct round *r)
     return f->root || meets;
 }
 
-static bool joined_takes_no_part(const struct tly_job *job, const struct round *r, uint32_t rank)
+static bool joined_takes_no_part(const struct tly_job *job, const struct tly_round *r, uint32_t rank)
 {
     if (!joined_is_teams(job, r))
         return joined_sits_out(job, r, rank);
@@ -48,28 +48,28 @@ static bool joined_takes_no_part(const struct tly_job *job, const struct round *
 }
 
 /* Can it do without some rank? */
-static bool joined_goes_on(const struct tly_job *job, const struct round *r)
+static bool joined_goes_on(const struct tly_job *job, const struct tly_round *r)
 {
     if (joined_is_teams(job, r))
         return true;
     return r->head.group == 0 && r->rule->spares && r->rule->spares(&r->head);
 }
 
-bool tly_joined_may_miss(const struct round *r)
+bool tly_joined_may_miss(const struct tly_round *r)
 {
     return !(r->head.group & TLY_PAIR);
 }
 
-bool tly_joined_is_missed(const struct tly_job *job, const struct round *r, uint32_t rank)
+bool tly_joined_is_missed(const struct tly_job *job, const struct tly_round *r, uint32_t rank)
 {
     return r->slots[rank].state == SLOT_ABSENT && tly_joined_may_miss(r) && !joined_goes_on(job, r) &&
            tly_members_have(r->who, rank) && joined_sits_out(job, r, rank);
 }
 
-static bool joined_mark(struct tly_job *job, struct round *r, uint32_t rank)
+static bool joined_mark(struct tly_job *job, struct tly_round *r, uint32_t rank)
 {
-    struct slot *slot = &r->slots[rank];
-    struct answer *a = &r->answers[rank];
+    struct tly_slot *slot = &r->slots[rank];
+    struct tly_answer *a = &r->answers[rank];
     if (slot->state != SLOT_ABSENT || !tly_members_have(r->who, rank) || !joined_takes_no_part(job, r, rank))
         return false;
     if (r->rule->givers == TLY_ROOT_GIVES && rank == r->head.root)
@@ -86,20 +86,20 @@ static bool joined_mark(struct tly_job *job, struct round *r, uint32_t rank)
 }
 
 /* Nor does a round that has failed wait for ranks that will not come. */
-static bool joined_may_mark(const struct tly_job *job, const struct round *r)
+static bool joined_may_mark(const struct tly_job *job, const struct tly_round *r)
 {
     return joined_goes_on(job, r) || (r->verdict && tly_joined_may_miss(r));
 }
 
-void tly_joined_mark(struct tly_job *job, struct round *r)
+void tly_joined_mark(struct tly_job *job, struct tly_round *r)
 {
     for (uint32_t i = 0; i < job->ranks && joined_may_mark(job, r); i++)
         joined_mark(job, r, i);
 }
 
-void tly_joined_comes(struct session *p, struct round *r)
+void tly_joined_comes(struct tly_session *p, struct tly_round *r)
 {
-    struct slot *slot = &r->slots[p->rank];
+    struct tly_slot *slot = &r->slots[p->rank];
     bool begun = r->complete || r->summed || r->pieces_left; /* zeros stand for it in the sum */
     if (slot->state != SLOT_JOINED || (begun && !r->verdict))
         return;
@@ -113,7 +113,7 @@ void tly_joined_comes(struct session *p, struct round *r)
 
 void tly_joined_forget(struct tly_job *job, uint32_t rank)
 {
-    struct joined *j = &job->joined[rank];
+    struct tly_joined *j = &job->joined[rank];
     job->joined_count -= j->on;
     j->on = false;
     tly_map_finish(&j->rounds);

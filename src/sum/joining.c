@@ -21,7 +21,7 @@
 enum { MOST_ROUNDS = 1 << 20 }; /* tensors in one rank's word */
 
 /* A rank more has joined. */
-static void joining_look(struct tly_job *job, struct round *r, void *arg)
+static void joining_look(struct tly_job *job, struct tly_round *r, void *arg)
 {
     uint32_t before = r->joined;
     tly_joined_mark(job, r);
@@ -41,12 +41,12 @@ static void joining_look(struct tly_job *job, struct round *r, void *arg)
 }
 
 /* Nobody comes any more for a verdict of the time that is past. */
-static void joining_release(struct tly_job *job, struct round *r, void *arg)
+static void joining_release(struct tly_job *job, struct tly_round *r, void *arg)
 {
     if (!r->verdict || !tly_joined_may_miss(r))
         return;
     for (uint32_t i = 0; i < r->who->count; i++) {
-        struct answer *a = &r->answers[r->who->rank[i]];
+        struct tly_answer *a = &r->answers[r->who->rank[i]];
         if (r->slots[r->who->rank[i]].state == SLOT_ABSENT && !a->received) {
             a->received = true;
             r->received++;
@@ -58,7 +58,7 @@ static void joining_release(struct tly_job *job, struct round *r, void *arg)
 
 /* Without memory for that the ranks' connections end, and over others they say it again. */
 static void joining_look_at_all(struct tly_job *job,
-                                void (*look_at)(struct tly_job *job, struct round *r, void *arg))
+                                void (*look_at)(struct tly_job *job, struct tly_round *r, void *arg))
 {
     if (tly_store_each(job, look_at, NULL) == 0) {
         tly_answers_settle(job);
@@ -87,10 +87,10 @@ static bool joining_map_zeros(struct tly_job *job)
     return job->zeros != NULL;
 }
 
-int tly_joining_learn(struct session *p, const struct tly_frame *f, const void *data, const char **why)
+int tly_joining_learn(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why)
 {
     struct tly_job *job = p->job;
-    struct joined *j = &job->joined[p->rank];
+    struct tly_joined *j = &job->joined[p->rank];
     struct tly_reader r = {data, f->payload, false};
     uint32_t joins = tly_read32(&r), on = tly_read32(&r), count = tly_read32(&r);
     *why = "a malformed join";

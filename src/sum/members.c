@@ -19,7 +19,7 @@
  * lists that no other rank told first, and the ranks in them.  A mesh of many dimensions has a few lists a rank. */
 enum { MOST_GROUPS = 1 << 16, MOST_LISTS = 1 << 12, MOST_NAMED = 1 << 20 };
 
-bool tly_members_have(const struct members *m, uint32_t rank)
+bool tly_members_have(const struct tly_members *m, uint32_t rank)
 {
     for (uint32_t i = 0; i < m->count; i++)
         if (m->rank[i] == rank)
@@ -27,7 +27,7 @@ bool tly_members_have(const struct members *m, uint32_t rank)
     return false;
 }
 
-static void members_destroy(struct members *m)
+static void members_destroy(struct tly_members *m)
 {
     for (int i = 0; i < 2; i++) {
         free(m->tree[i].group_size);
@@ -37,9 +37,9 @@ static void members_destroy(struct members *m)
     free(m);
 }
 
-static struct members *members_make(struct tly_job *job, const uint32_t *rank, uint32_t count)
+static struct tly_members *members_make(struct tly_job *job, const uint32_t *rank, uint32_t count)
 {
-    struct members *m = calloc(1, sizeof *m);
+    struct tly_members *m = calloc(1, sizeof *m);
     if (!m)
         return NULL;
     m->rank = malloc(count * sizeof *m->rank);
@@ -66,18 +66,18 @@ static struct members *members_make(struct tly_job *job, const uint32_t *rank, u
 
 /* `maker`: the burden that is charged for the list if no rank has told it before; NULL: two ranks alone, which are few.
  * NULL with errno: ENOMEM; EPROTO: too many lists. */
-static struct members *members_find_or_make(struct tly_job *job, const uint32_t *rank, uint32_t count,
-                                            struct burden *maker)
+static struct tly_members *members_find_or_make(struct tly_job *job, const uint32_t *rank, uint32_t count,
+                                                struct tly_burden *maker)
 {
     for (struct tly_list *n = job->lists.next; n != &job->lists; n = n->next) {
-        struct members *m = tly_list_entry(n, struct members, node);
+        struct tly_members *m = tly_list_entry(n, struct tly_members, node);
         if (m->count == count && memcmp(m->rank, rank, count * sizeof *rank) == 0)
             return m;
     }
     errno = EPROTO;
     if (maker && (maker->lists >= MOST_LISTS || maker->named + count > MOST_NAMED))
         return NULL;
-    struct members *m = members_make(job, rank, count);
+    struct tly_members *m = members_make(job, rank, count);
     errno = ENOMEM;
     if (m && maker) {
         maker->lists++;
@@ -91,7 +91,7 @@ static uint64_t members_hash(uint32_t number)
     return (number + 1ull) * 0x9e3779b97f4a7c15ull;
 }
 
-const struct members *tly_members_of(struct session *p, uint32_t group)
+const struct tly_members *tly_members_of(struct tly_session *p, uint32_t group)
 {
     struct tly_job *job = p->job;
     if (!(group & TLY_PAIR))
@@ -99,7 +99,7 @@ const struct members *tly_members_of(struct session *p, uint32_t group)
     const uint32_t rank[2] = {tly_pair_from(group), tly_pair_to(group)};
     if ((rank[0] != p->rank && rank[1] != p->rank) || rank[0] >= job->ranks || rank[1] >= job->ranks)
         return NULL;
-    struct members *m = tly_map_get(&job->pairs, members_hash(group));
+    struct tly_members *m = tly_map_get(&job->pairs, members_hash(group));
     if (!m) {
         m = members_find_or_make(job, rank, rank[0] == rank[1] ? 1 : 2, NULL);
         if (m && tly_map_put(&job->pairs, members_hash(group), m) != 0)
@@ -108,7 +108,7 @@ const struct members *tly_members_of(struct session *p, uint32_t group)
     return m;
 }
 
-int tly_members_learn(struct session *p, const struct tly_frame *f, const void *data, const char **why)
+int tly_members_learn(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why)
 {
     struct tly_job *job = p->job;
     struct tly_reader r = {data, f->payload, false};
@@ -129,7 +129,7 @@ int tly_members_learn(struct session *p, const struct tly_frame *f, const void *
     }
     if (!err && !named[p->rank])
         err = -EPROTO;
-    struct members *m = err ? NULL : members_find_or_make(job, rank, count, &job->burden[p->rank]);
+    struct tly_members *m = err ? NULL : members_find_or_make(job, rank, count, &job->burden[p->rank]);
     if (!err && !m) {
         err = -errno;
         *why = err == -EPROTO ? "more groups than a rank may have" : "out of memory";
@@ -141,7 +141,8 @@ int tly_members_learn(struct session *p, const struct tly_frame *f, const void *
     return err;
 }
 
-const struct members *tly_members_unite(struct session *p, const struct members *a, const struct members *b)
+const struct tly_members *tly_members_unite(struct tly_session *p, const struct tly_members *a,
+                                            const struct tly_members *b)
 {
     struct tly_job *job = p->job;
     uint32_t *rank = malloc((a->count + (size_t)b->count) * sizeof *rank), count = 0;
@@ -150,7 +151,7 @@ const struct members *tly_members_unite(struct session *p, const struct members 
     for (uint32_t i = 0; i < job->ranks; i++)
         if (tly_members_have(a, i) || tly_members_have(b, i))
             rank[count++] = i;
-    const struct members *m = members_find_or_make(job, rank, count, &job->burden[p->rank]);
+    const struct tly_members *m = members_find_or_make(job, rank, count, &job->burden[p->rank]);
     free(rank);
     return m;
 }
@@ -169,7 +170,7 @@ int tly_members_begin(struct tly_job *job, const struct tly_roster *roster)
     if (!job->all)
         return -ENOMEM;
     for (int i = 0; i < 2; i++) {
-        struct tree *t = &job->all->tree[i];
+        struct tly_member_tree *t = &job->all->tree[i];
         tly_roster_tree(roster, i == 1, &t->groups, t->group_size, t->order);
     }
     return 0;
@@ -178,6 +179,6 @@ int tly_members_begin(struct tly_job *job, const struct tly_roster *roster)
 void tly_members_finish(struct tly_job *job)
 {
     while (!tly_list_empty(&job->lists))
-        members_destroy(tly_list_entry(tly_list_take(&job->lists), struct members, node));
+        members_destroy(tly_list_entry(tly_list_take(&job->lists), struct tly_members, node));
     tly_map_finish(&job->pairs);
 }

@@ -21,9 +21,9 @@
 
 /* --- slots --------------------------------------------------------------------------------------- */
 
-void tly_memory_empty(struct tly_job *job, struct round *r, uint32_t rank)
+void tly_memory_empty(struct tly_job *job, struct tly_round *r, uint32_t rank)
 {
-    struct slot *slot = &r->slots[rank];
+    struct tly_slot *slot = &r->slots[rank];
     if (slot->state == SLOT_COMING && job->by_rank[rank])
         tly_link_sink(job->by_rank[rank]->link, slot);
     if (!slot->loan && slot->data != r->result) /* else it is the round's now */
@@ -34,10 +34,10 @@ void tly_memory_empty(struct tly_job *job, struct round *r, uint32_t rank)
     slot->filled = slot->start = r->base;
 }
 
-void tly_memory_forget_slots(struct tly_job *job, struct round *r)
+void tly_memory_forget_slots(struct tly_job *job, struct tly_round *r)
 {
     for (uint32_t i = 0; i < job->ranks; i++) {
-        struct slot *slot = &r->slots[i];
+        struct tly_slot *slot = &r->slots[i];
         tly_store_unqueue(job, r, i); /* what is ready of the result is not sent after the verdict */
         tly_memory_empty(job, r, i);
         tly_window_give_back(job, i, slot);
@@ -46,7 +46,7 @@ void tly_memory_forget_slots(struct tly_job *job, struct round *r)
     }
 }
 
-static void memory_give_back(struct tly_job *job, struct round *r, struct slot *slot)
+static void memory_give_back(struct tly_job *job, struct tly_round *r, struct tly_slot *slot)
 {
     if (slot->data != r->result)
         tly_quota_give(&job->quota, slot->data, r->head.length);
@@ -55,7 +55,7 @@ static void memory_give_back(struct tly_job *job, struct round *r, struct slot *
     slot->data = NULL;
 }
 
-void tly_memory_release_inputs(struct tly_job *job, struct round *r)
+void tly_memory_release_inputs(struct tly_job *job, struct tly_round *r)
 {
     for (uint32_t i = 0; i < job->ranks; i++) {
         memory_give_back(job, r, &r->slots[i]);
@@ -63,7 +63,7 @@ void tly_memory_release_inputs(struct tly_job *job, struct round *r)
     }
 }
 
-void tly_memory_close(struct tly_job *job, struct round *r)
+void tly_memory_close(struct tly_job *job, struct tly_round *r)
 {
     tly_memory_drop_loans(job, r); /* pieces of it may have been left undone */
     for (uint32_t i = 0; i < job->ranks; i++)
@@ -74,7 +74,7 @@ void tly_memory_close(struct tly_job *job, struct round *r)
 
 /* --- the limit ----------------------------------------------------------------------------------- */
 
-void tly_memory_drop(struct tly_job *job, struct round *r, uint32_t rank)
+void tly_memory_drop(struct tly_job *job, struct tly_round *r, uint32_t rank)
 {
     tly_memory_empty(job, r, rank);
     tly_slot_change(job, r, rank, SLOT_DROPPED);
@@ -84,13 +84,13 @@ void tly_memory_drop(struct tly_job *job, struct round *r, uint32_t rank)
 
 /* Which round has the better claim to memory.  A round that all ranks have pushed needs nothing but memory to end;
  * another may wait for a rank that waits for the first.  Among equals the older one has it. */
-static bool memory_comes_before(const struct round *a, const struct round *b)
+static bool memory_comes_before(const struct tly_round *a, const struct tly_round *b)
 {
     bool all_a = tly_round_all_arrived(a), all_b = tly_round_all_arrived(b);
     return all_a != all_b ? all_a : a->age < b->age;
 }
 
-static bool memory_has_data(const struct tly_job *job, const struct round *r)
+static bool memory_has_data(const struct tly_job *job, const struct tly_round *r)
 {
     for (uint32_t i = 0; i < job->ranks; i++)
         if (r->slots[i].data)
@@ -100,11 +100,11 @@ static bool memory_has_data(const struct tly_job *job, const struct round *r)
 
 /* The round with the least claim, among those that hold memory and have less of a claim than r (NULL: among all).  NULL:
  * there is none.  A round whose sum has begun needs no more memory to end, and is none. */
-static struct round *memory_find_victim(struct tly_job *job, const struct round *r)
+static struct tly_round *memory_find_victim(struct tly_job *job, const struct tly_round *r)
 {
-    struct round *victim = NULL;
+    struct tly_round *victim = NULL;
     for (struct tly_list *n = job->incomplete.next; n != &job->incomplete; n = n->next) {
-        struct round *other = tly_list_entry(n, struct round, node);
+        struct tly_round *other = tly_list_entry(n, struct tly_round, node);
         if (other->summed > other->base || other->pieces_left)
             continue;
         if ((!r || memory_comes_before(r, other)) && (!victim || memory_comes_before(victim, other)) &&
@@ -114,7 +114,7 @@ static struct round *memory_find_victim(struct tly_job *job, const struct round 
     return victim;
 }
 
-static void memory_drop_all(struct tly_job *job, struct round *r)
+static void memory_drop_all(struct tly_job *job, struct tly_round *r)
 {
     for (uint32_t i = 0; i < job->ranks; i++)
         if (r->slots[i].data)
@@ -122,10 +122,10 @@ static void memory_drop_all(struct tly_job *job, struct round *r)
 }
 
 /* No other round that still needs memory has a better claim. */
-static bool memory_is_first(const struct tly_job *job, const struct round *r)
+static bool memory_is_first(const struct tly_job *job, const struct tly_round *r)
 {
     for (const struct tly_list *n = job->incomplete.next; n != &job->incomplete; n = n->next) {
-        const struct round *other = tly_list_entry(n, struct round, node);
+        const struct tly_round *other = tly_list_entry(n, struct tly_round, node);
         if (other != r && other->summed <= other->base && !other->pieces_left &&
             memory_comes_before(other, r))
             return false;
@@ -133,11 +133,11 @@ static bool memory_is_first(const struct tly_job *job, const struct round *r)
     return true;
 }
 
-uint8_t *tly_memory_take(struct tly_job *job, struct round *r, uint32_t bytes)
+uint8_t *tly_memory_take(struct tly_job *job, struct tly_round *r, uint32_t bytes)
 {
     for (;;) {
         uint8_t *data = tly_quota_take(&job->quota, bytes);
-        struct round *victim = data ? NULL : memory_find_victim(job, r);
+        struct tly_round *victim = data ? NULL : memory_find_victim(job, r);
         /* Restored results cannot be dropped, and may be all that other jobs leave to this one: one round may pass the
          * limit, so that they end one after another. */
         if (!data && !victim && job->restored && memory_is_first(job, r))
@@ -150,7 +150,7 @@ uint8_t *tly_memory_take(struct tly_job *job, struct round *r, uint32_t bytes)
 
 void tly_memory_yield(struct tly_job *job)
 {
-    struct round *victim;
+    struct tly_round *victim;
     while (tly_quota_over(&job->quota) && (victim = memory_find_victim(job, NULL)))
         memory_drop_all(job, victim);
 }
@@ -160,7 +160,7 @@ uint8_t *tly_memory_take_always(struct tly_job *job, uint32_t bytes)
     return tly_quota_take_always(&job->quota, bytes);
 }
 
-bool tly_memory_take_result(struct tly_job *job, struct round *r)
+bool tly_memory_take_result(struct tly_job *job, struct tly_round *r)
 {
     /* Beside all such results there must be room for one round's slots, or they would wait for each other. */
     uint64_t most = (job->restored + 1ull + r->who->count) * tly_slot_bytes(job->part_most);
@@ -176,7 +176,7 @@ bool tly_memory_take_result(struct tly_job *job, struct round *r)
 
 /* --- asking again -------------------------------------------------------------------------------- */
 
-void tly_memory_ask(struct session *p, struct round *r)
+void tly_memory_ask(struct tly_session *p, struct tly_round *r)
 {
     struct tly_frame f = r->head;
     f.type = TLY_AGAIN;
@@ -189,7 +189,7 @@ void tly_memory_ask(struct session *p, struct round *r)
 }
 
 /* Ask for what was dropped of a round.  False: memory does not reach. */
-static bool memory_ask_for(struct tly_job *job, struct round *r, uint64_t *room, bool always)
+static bool memory_ask_for(struct tly_job *job, struct tly_round *r, uint64_t *room, bool always)
 {
     uint64_t need = tly_slot_bytes(r->head.length);
     for (uint32_t i = 0; i < job->ranks; i++) {
@@ -211,7 +211,7 @@ void tly_memory_ask_again(struct tly_job *job)
     for (int all = 1; all >= 0; all--)
         for (struct tly_list *n = job->incomplete.next; n != &job->incomplete && job->dropped_slots;
              n = n->next) {
-            struct round *r = tly_list_entry(n, struct round, node);
+            struct tly_round *r = tly_list_entry(n, struct tly_round, node);
             if (tly_round_all_arrived(r) != all)
                 continue;
             if (!memory_ask_for(job, r, &room, first))
@@ -220,7 +220,7 @@ void tly_memory_ask_again(struct tly_job *job)
         }
 }
 
-bool tly_memory_want_offers(struct tly_job *job, struct round *r)
+bool tly_memory_want_offers(struct tly_job *job, struct tly_round *r)
 {
     bool any = false;
     for (uint32_t i = 0; i < r->who->count; i++) {
@@ -234,7 +234,7 @@ bool tly_memory_want_offers(struct tly_job *job, struct round *r)
 
 /* --- loans --------------------------------------------------------------------------------------- */
 
-void tly_memory_drop_loans(struct tly_job *job, struct round *r)
+void tly_memory_drop_loans(struct tly_job *job, struct tly_round *r)
 {
     for (uint32_t i = 0; i < job->ranks; i++)
         if (r->slots[i].loan && r->slots[i].data) {
@@ -243,10 +243,10 @@ void tly_memory_drop_loans(struct tly_job *job, struct round *r)
         }
 }
 
-bool tly_memory_hold_loans(struct tly_job *job, struct round *r)
+bool tly_memory_hold_loans(struct tly_job *job, struct tly_round *r)
 {
     for (uint32_t i = 0; i < job->ranks; i++) {
-        struct slot *slot = &r->slots[i];
+        struct tly_slot *slot = &r->slots[i];
         if (!slot->loan)
             continue;
         slot->data = (uint8_t *)tly_loan_hold(slot->loan); /* read only: the result never takes its place */
@@ -259,10 +259,10 @@ bool tly_memory_hold_loans(struct tly_job *job, struct round *r)
 }
 
 /* The rank must push again what has not been read. */
-void tly_memory_break_loans(struct tly_job *job, struct round *r)
+void tly_memory_break_loans(struct tly_job *job, struct tly_round *r)
 {
     for (uint32_t i = 0; i < job->ranks && !r->pieces_left; i++) {
-        struct slot *slot = &r->slots[i];
+        struct tly_slot *slot = &r->slots[i];
         if (slot->state != SLOT_BROKEN || !slot->loan)
             continue;
         tly_loan_return(slot->loan);

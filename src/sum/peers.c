@@ -32,7 +32,7 @@ static void peers_drop_letter(void *job, void *verdict)
 
 static bool peers_next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
-    struct session *p = user;
+    struct tly_session *p = user;
     void *verdict;
     if (!tly_answers_reserve(p))
         tly_outbox_lose(&p->outbox);
@@ -46,7 +46,7 @@ static bool peers_next(void *user, struct tly_link *link, struct tly_outgoing *o
 }
 
 /* What a session has to do with its job ends. */
-static void peers_leave_job(struct session *p)
+static void peers_leave_job(struct tly_session *p)
 {
     struct tly_job *job = p->job;
     job->watchers -= p->watcher;
@@ -61,7 +61,7 @@ static void peers_leave_job(struct session *p)
         tly_event_set(&job->quiet);
 }
 
-void tly_peers_destroy(struct session *p)
+void tly_peers_destroy(struct tly_session *p)
 {
     if (p->proved)
         tly_facts_add_bytes(&p->job->facts, p);
@@ -76,7 +76,7 @@ void tly_peers_destroy(struct session *p)
     free(p);
 }
 
-void tly_peers_admit(struct session *p)
+void tly_peers_admit(struct tly_session *p)
 {
     struct tly_job *job = p->job;
     if (p->rank >= job->ranks) {
@@ -91,7 +91,7 @@ void tly_peers_admit(struct session *p)
     p->granted = job->first_window; /* both ends know it from the roster */
     tly_link_set_pace(p->link, job->pace_bytes, TLY_COUNTS_MS);
     /* Its end was open a message earlier than ours: the others may have pushed already. */
-    struct round *r;
+    struct tly_round *r;
     tly_map_each(&job->store, r) if (tly_members_have(r->who, p->rank)) tly_slot_enter(job, r, p->rank);
 }
 
@@ -99,7 +99,7 @@ void tly_peers_admit(struct session *p)
 static void peers_drop_earlier(struct tly_job *job, uint32_t rank)
 {
     for (struct tly_list *n = job->sessions.next; n != &job->sessions && rank != TLY_NO_RANK; n = n->next) {
-        struct session *p = tly_list_entry(n, struct session, node);
+        struct tly_session *p = tly_list_entry(n, struct tly_session, node);
         if (p->rank == rank) {
             tly_peers_destroy(p);
             return;
@@ -109,7 +109,7 @@ static void peers_drop_earlier(struct tly_job *job, uint32_t rank)
 
 static void peers_opened(void *user, struct tly_link *l)
 {
-    struct session *p = user;
+    struct tly_session *p = user;
     const struct tly_identity *peer = tly_link_peer(l);
     char name[64];
     if (!p->job) { /* it has ended since the peer named it */
@@ -141,7 +141,7 @@ static void peers_opened(void *user, struct tly_link *l)
 
 static void peers_closed(void *user, struct tly_link *l, int err, const char *why)
 {
-    struct session *p = user;
+    struct tly_session *p = user;
     if (p->left)
         tly_answers_received(p, p->delivered);
     /* A rank that goes without a word is for the coordinator to judge. */
@@ -155,7 +155,7 @@ static void peers_sent(void *user, struct tly_link *l, void *token)
 
 static void peers_remember(void *user, struct tly_link *l)
 {
-    struct session *p = user;
+    struct tly_session *p = user;
     p->link = l;
 }
 
@@ -170,7 +170,7 @@ static const struct tly_link_user calls = {
 
 int tly_peers_accept(struct tly_house *house, struct tly_link_config *config)
 {
-    struct session *p = calloc(1, sizeof *p);
+    struct tly_session *p = calloc(1, sizeof *p);
     if (!p)
         return -ENOMEM;
     p->house = house;

@@ -24,7 +24,7 @@ enum {
 /* --- the result ---------------------------------------------------------------------------------- */
 
 /* Bytes of the result that can be made of what is there. */
-static uint32_t progress_reach(const struct round *r)
+static uint32_t progress_reach(const struct tly_round *r)
 {
     uint32_t least = r->head.length;
     bool all = r->rule->givers == TLY_ALL_GIVE;
@@ -40,7 +40,7 @@ static uint32_t progress_reach(const struct round *r)
 
 /* The result takes the memory of one of the inputs, or has its own.  Its own is at most what inputs on loan have spared, so
  * the limit does not hold for it.  What one rank gives is its input, or is not there yet. */
-static bool progress_place_result(struct tly_job *job, struct round *r)
+static bool progress_place_result(struct tly_job *job, struct tly_round *r)
 {
     if (r->result || r->length == 0)
         return true;
@@ -51,7 +51,7 @@ static bool progress_place_result(struct tly_job *job, struct round *r)
     return r->result != NULL;
 }
 
-static void progress_finish(struct tly_job *job, struct round *r)
+static void progress_finish(struct tly_job *job, struct tly_round *r)
 {
     tly_store_complete(job, r);
     tly_memory_release_inputs(job, r);
@@ -62,7 +62,7 @@ static void progress_finish(struct tly_job *job, struct round *r)
     job->facts.parts_summed++;
 }
 
-void tly_progress_reached(struct tly_job *job, struct round *r, uint32_t to)
+void tly_progress_reached(struct tly_job *job, struct tly_round *r, uint32_t to)
 {
     r->summed = to;
     bool whole = to == r->length;
@@ -74,7 +74,7 @@ void tly_progress_reached(struct tly_job *job, struct round *r, uint32_t to)
 }
 
 /* Its rule may have the round wait for an offer; such rounds are counted. */
-static bool progress_must_wait(struct tly_job *job, struct round *r)
+static bool progress_must_wait(struct tly_job *job, struct tly_round *r)
 {
     bool waits = r->rule->may_start && !r->rule->may_start(job, r);
     job->waiting += (uint32_t)waits - r->waits;
@@ -84,7 +84,7 @@ static bool progress_must_wait(struct tly_job *job, struct round *r)
 
 /* --- the crew ------------------------------------------------------------------------------------ */
 
-static void progress_forget_withdrawn(struct tly_job *job, struct round *r)
+static void progress_forget_withdrawn(struct tly_job *job, struct tly_round *r)
 {
     r->references++;
     for (uint32_t i = 0; i < job->ranks; i++)
@@ -94,16 +94,16 @@ static void progress_forget_withdrawn(struct tly_job *job, struct round *r)
 }
 
 /* In a thread of the crew. */
-static void progress_sum_piece(struct tly_task *t)
+static void progress_sum_piece(struct tly_crew_task *t)
 {
-    struct piece *p = tly_list_entry(t, struct piece, task);
+    struct tly_sum_piece *p = tly_list_entry(t, struct tly_sum_piece, task);
     p->round->rule->advance(p->job, p->round, p->from, p->to);
 }
 
-static void progress_piece_done(struct tly_task *t)
+static void progress_piece_done(struct tly_crew_task *t)
 {
-    struct piece *p = tly_list_entry(t, struct piece, task);
-    struct round *r = p->round;
+    struct tly_sum_piece *p = tly_list_entry(t, struct tly_sum_piece, task);
+    struct tly_round *r = p->round;
     if (--r->pieces_left == 0) {
         tly_memory_drop_loans(p->job, r);
         if (r->refused) { /* a rank disagrees or has taken its push back */
@@ -118,7 +118,7 @@ static void progress_piece_done(struct tly_task *t)
 }
 
 /* Give [summed, to) to the crew.  False: there is none, or it is not worth it. */
-static bool progress_hand_to_crew(struct tly_job *job, struct round *r, uint32_t to)
+static bool progress_hand_to_crew(struct tly_job *job, struct tly_round *r, uint32_t to)
 {
     uint32_t length = to - r->summed, count = (uint32_t)job->house->crew.threads;
     if (!count || !r->rule->divides || (uint64_t)length * r->who->count < WORTH_A_THREAD)
@@ -133,12 +133,12 @@ static bool progress_hand_to_crew(struct tly_job *job, struct round *r, uint32_t
     r->summing_to = to;
     r->pieces_left = (length + share - 1) / share;
     for (uint32_t i = 0; from < to; i++, from += share) {
-        struct piece *p = &r->piece[i];
-        *p = (struct piece){.task = {.work = progress_sum_piece, .done = progress_piece_done},
-                            .job = job,
-                            .round = r,
-                            .from = from,
-                            .to = to - from < share ? to : from + share};
+        struct tly_sum_piece *p = &r->piece[i];
+        *p = (struct tly_sum_piece){.task = {.work = progress_sum_piece, .done = progress_piece_done},
+                                    .job = job,
+                                    .round = r,
+                                    .from = from,
+                                    .to = to - from < share ? to : from + share};
         tly_list_init(&p->task.node);
         tly_crew_post(&job->house->crew, &p->task);
     }
@@ -147,7 +147,7 @@ static bool progress_hand_to_crew(struct tly_job *job, struct round *r, uint32_t
 
 /* --- steps --------------------------------------------------------------------------------------- */
 
-void tly_progress(struct tly_job *job, struct round *r)
+void tly_progress(struct tly_job *job, struct tly_round *r)
 {
     if (r->complete || r->pieces_left || r->refused || !tly_round_all_arrived(r) || r->said != r->resolved ||
         r->summed < r->base || progress_must_wait(job, r))
@@ -179,9 +179,10 @@ void tly_progress(struct tly_job *job, struct round *r)
     tly_progress_reached(job, r, to);
 }
 
-void tly_progress_landed(struct session *p, struct round *r, const struct tly_frame *f, uint32_t bytes)
+void tly_progress_landed(struct tly_session *p, struct tly_round *r, const struct tly_frame *f,
+                         uint32_t bytes)
 {
-    struct slot *slot = &r->slots[p->rank];
+    struct tly_slot *slot = &r->slots[p->rank];
     if (slot->state != SLOT_COMING || (bytes && !slot->data && !slot->loan))
         return;
     slot->filled += bytes;
@@ -195,7 +196,7 @@ void tly_progress_landed(struct session *p, struct round *r, const struct tly_fr
 void tly_progress_offered(struct tly_job *job)
 {
     for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete && job->waiting; n = next) {
-        struct round *r = tly_list_entry(n, struct round, node);
+        struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         next = n->next;
         if (r->waits)
             tly_progress(job, r);
@@ -206,6 +207,6 @@ void tly_progress_all(struct tly_job *job)
 {
     for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete; n = next) {
         next = n->next;
-        tly_progress(job, tly_list_entry(n, struct round, node));
+        tly_progress(job, tly_list_entry(n, struct tly_round, node));
     }
 }

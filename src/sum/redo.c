@@ -22,13 +22,13 @@
 #include "sum/verdict.h"
 #include "transport/outbox.h"
 
-void tly_redo_detach(struct session *p)
+void tly_redo_detach(struct tly_session *p)
 {
     struct tly_job *job = p->job;
-    struct round *r;
+    struct tly_round *r;
     tly_map_each(&job->store, r)
     {
-        struct slot *slot = &r->slots[p->rank];
+        struct tly_slot *slot = &r->slots[p->rank];
         r->answers[p->rank].on_way = 0;
         if (!tly_slot_has_come(slot))
             continue;
@@ -41,7 +41,7 @@ void tly_redo_detach(struct session *p)
     }
 }
 
-static void redo_post(struct session *p, const struct round *r, int type, uint16_t flags)
+static void redo_post(struct tly_session *p, const struct tly_round *r, int type, uint16_t flags)
 {
     struct tly_frame f = r->head;
     f.type = (uint8_t)type;
@@ -52,7 +52,7 @@ static void redo_post(struct session *p, const struct round *r, int type, uint16
     tly_session_post(p, &f, NULL, 0, NULL);
 }
 
-static bool redo_pushes(const struct round *r, uint32_t rank)
+static bool redo_pushes(const struct tly_round *r, uint32_t rank)
 {
     bool wanted =
         r->length ? r->base < r->length : !r->had; /* of what only meets there is no result to lack */
@@ -60,12 +60,12 @@ static bool redo_pushes(const struct round *r, uint32_t rank)
 }
 
 /* All ranks have pushed or said what they have: find out who has most, and ask for the rest. */
-static void redo_resolve(struct tly_job *job, struct round *r)
+static void redo_resolve(struct tly_job *job, struct tly_round *r)
 {
     bool lacked = false;
     r->resolved = true;
     for (uint32_t i = 0; i < job->ranks; i++) {
-        const struct slot *slot = &r->slots[i];
+        const struct tly_slot *slot = &r->slots[i];
         uint32_t have = slot->state != SLOT_SAID ? 0 : slot->whole ? r->length : slot->have;
         if (have > r->base) {
             r->base = have;
@@ -73,7 +73,7 @@ static void redo_resolve(struct tly_job *job, struct round *r)
         }
     }
     for (uint32_t i = 0; i < job->ranks; i++) {
-        struct answer *a = &r->answers[i];
+        struct tly_answer *a = &r->answers[i];
         uint32_t length = tly_answers_length(r, i);
         if (r->slots[i].state == SLOT_SAID)
             a->sent = r->slots[i].whole || r->slots[i].have > length ? length : r->slots[i].have;
@@ -90,7 +90,7 @@ static void redo_resolve(struct tly_job *job, struct round *r)
         r->order = job->next_order++;
     }
     for (uint32_t i = 0; i < job->ranks; i++) {
-        struct slot *slot = &r->slots[i];
+        struct tly_slot *slot = &r->slots[i];
         if (slot->state != SLOT_SAID)
             continue;
         slot->start = slot->filled = redo_pushes(r, i) ? r->base : r->head.length;
@@ -108,12 +108,12 @@ static void redo_resolve(struct tly_job *job, struct round *r)
 }
 
 /* Those who have not spoken of it have nothing more to say. */
-static bool redo_is_stable(const struct tly_job *job, const struct round *r)
+static bool redo_is_stable(const struct tly_job *job, const struct tly_round *r)
 {
     for (uint32_t at = 0; at < r->who->count; at++) {
         uint32_t i = r->who->rank[at];
-        const struct slot *slot = &r->slots[i];
-        const struct session *p = job->by_rank[i];
+        const struct tly_slot *slot = &r->slots[i];
+        const struct tly_session *p = job->by_rank[i];
         if (slot->state == SLOT_JOINED)
             continue; /* it has never begun it */
         if (slot->state == SLOT_ABSENT ? !job->gone[i] && (!p || p->done_epoch < r->told_in)
@@ -123,18 +123,18 @@ static bool redo_is_stable(const struct tly_job *job, const struct round *r)
     return true;
 }
 
-static void redo_release(struct tly_job *job, struct round *r)
+static void redo_release(struct tly_job *job, struct tly_round *r)
 {
     for (uint32_t at = 0; at < r->who->count; at++) {
         uint32_t i = r->who->rank[at];
-        struct session *p = job->by_rank[i];
+        struct tly_session *p = job->by_rank[i];
         if (p && tly_slot_has_come(&r->slots[i]))
             redo_post(p, r, TLY_DONE, 0);
     }
     tly_store_remove(job, r);
 }
 
-void tly_redo_look(struct tly_job *job, struct round *r)
+void tly_redo_look(struct tly_job *job, struct tly_round *r)
 {
     if (!r->said || r->resolved || r->refused || r->verdict || r->complete)
         return;
@@ -144,7 +144,7 @@ void tly_redo_look(struct tly_job *job, struct round *r)
         redo_resolve(job, r);
 }
 
-static void redo_look(struct tly_job *job, struct round *r, void *arg)
+static void redo_look(struct tly_job *job, struct tly_round *r, void *arg)
 {
     tly_redo_look(job, r);
 }
@@ -169,16 +169,16 @@ void tly_redo_restore(struct tly_job *job)
     for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete && !job->restore_waits;
          n = next) {
         next = n->next;
-        tly_redo_look(job, tly_list_entry(n, struct round, node));
+        tly_redo_look(job, tly_list_entry(n, struct tly_round, node));
     }
 }
 
 /* A round of which the rank has not spoken since its connection was mended: the rank has its answer, or wants it no
  * longer.  An error mark comes again as a push. */
-static void redo_settle(struct tly_job *job, struct round *r, void *session)
+static void redo_settle(struct tly_job *job, struct tly_round *r, void *session)
 {
-    struct session *p = session;
-    const struct slot *slot = &r->slots[p->rank];
+    struct tly_session *p = session;
+    const struct tly_slot *slot = &r->slots[p->rank];
     bool mark = r->head.rank == p->rank && (r->head.flags & TLY_MARK);
     if (!tly_slot_has_come(slot) || slot->session == p->id || mark)
         return;
@@ -190,7 +190,7 @@ static void redo_settle(struct tly_job *job, struct round *r, void *session)
     tly_round_cancel(p, r);
 }
 
-void tly_redo_done(struct session *p, const struct tly_frame *f)
+void tly_redo_done(struct tly_session *p, const struct tly_frame *f)
 {
     struct tly_job *job = p->job;
     p->done_epoch = (uint32_t)f->count;
@@ -200,11 +200,11 @@ void tly_redo_done(struct session *p, const struct tly_frame *f)
 }
 
 /* It had pushed or spoken before its connection was lost. */
-static void redo_speaks_again(struct session *p, struct round *r, const struct tly_frame *f)
+static void redo_speaks_again(struct tly_session *p, struct tly_round *r, const struct tly_frame *f)
 {
     struct tly_job *job = p->job;
-    struct slot *slot = &r->slots[p->rank];
-    struct answer *a = &r->answers[p->rank];
+    struct tly_slot *slot = &r->slots[p->rank];
+    struct tly_answer *a = &r->answers[p->rank];
     uint32_t length = tly_answers_length(r, p->rank);
     bool whole = f->flags & (TLY_LAST | TLY_MARK);
     slot->session = p->id;
@@ -240,10 +240,10 @@ static int redo_read_verdict(const struct tly_frame *f, const void *data, char *
 }
 
 /* The first word of its rank about the round. */
-static void redo_take_slot(struct session *p, struct round *r, const struct tly_frame *f)
+static void redo_take_slot(struct tly_session *p, struct tly_round *r, const struct tly_frame *f)
 {
     struct tly_job *job = p->job;
-    struct slot *slot = &r->slots[p->rank];
+    struct tly_slot *slot = &r->slots[p->rank];
     tly_slot_change(job, r, p->rank, SLOT_SAID);
     slot->session = p->id;
     slot->spec = f->spec;
@@ -260,7 +260,8 @@ static void redo_take_slot(struct session *p, struct round *r, const struct tly_
 }
 
 /* It tells of a verdict, means something else than others, or the round has a verdict. */
-static void redo_refuse(struct session *p, struct round *r, const struct tly_frame *f, const void *data)
+static void redo_refuse(struct tly_session *p, struct tly_round *r, const struct tly_frame *f,
+                        const void *data)
 {
     char sentence[TLY_SENTENCE];
     tly_slot_change(p->job, r, p->rank, SLOT_REFUSED);
@@ -276,10 +277,10 @@ static void redo_refuse(struct session *p, struct round *r, const struct tly_fra
 }
 
 /* The round of which a rank speaks, opened if need be; NULL: *err, *why. */
-static struct round *redo_find_or_open(struct session *p, const struct tly_frame *f,
-                                       const struct members *who, int *err, const char **why)
+static struct tly_round *redo_find_or_open(struct tly_session *p, const struct tly_frame *f,
+                                           const struct tly_members *who, int *err, const char **why)
 {
-    struct round *r = tly_store_find(p->job, f);
+    struct tly_round *r = tly_store_find(p->job, f);
     if (r)
         return r;
     *err = -EPROTO;
@@ -296,7 +297,7 @@ static struct round *redo_find_or_open(struct session *p, const struct tly_frame
     return NULL;
 }
 
-static bool redo_fits(const struct round *r, const struct tly_frame *f)
+static bool redo_fits(const struct tly_round *r, const struct tly_frame *f)
 {
     bool marked = (f->flags | r->head.flags) & TLY_MARK, same = f->spec == r->head.spec;
     if (!marked && same && (f->length != r->head.length || f->kind != r->head.kind))
@@ -304,10 +305,10 @@ static bool redo_fits(const struct round *r, const struct tly_frame *f)
     return f->offset % TLY_ALIGN == 0 || f->offset == f->length;
 }
 
-int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data, const char **why)
+int tly_redo_have(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why)
 {
     struct tly_job *job = p->job;
-    const struct members *who = tly_members_of(p, f->group);
+    const struct tly_members *who = tly_members_of(p, f->group);
     bool whole = f->flags & (TLY_LAST | TLY_MARK);
     if (whole && (f->flags & TLY_RESUMED) && !tly_store_find(job, f)) {
         struct tly_frame done = *f; /* it was summed here, so it is stable, or it would be here */
@@ -317,7 +318,7 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
         return 0;
     }
     int err;
-    struct round *r = redo_find_or_open(p, f, who, &err, why);
+    struct tly_round *r = redo_find_or_open(p, f, who, &err, why);
     if (!r)
         return err;
     *why = "a count of received bytes that does not fit the tensor";
@@ -342,10 +343,10 @@ int tly_redo_have(struct session *p, const struct tly_frame *f, const void *data
     return 0;
 }
 
-void tly_redo_final(struct session *p, const struct tly_frame *f, const void *data)
+void tly_redo_final(struct tly_session *p, const struct tly_frame *f, const void *data)
 {
     struct tly_job *job = p->job;
-    struct round *r = tly_store_find(job, f);
+    struct tly_round *r = tly_store_find(job, f);
     if (!r || !r->resolved || r->holder != p->rank || r->summed >= r->base || r->complete ||
         f->offset > r->base || f->payload > r->base - f->offset)
         return;

@@ -20,7 +20,7 @@
 
 /* --- opening ------------------------------------------------------------------------------------- */
 
-void tly_round_awaited(struct tly_job *job, struct round *r, const struct tly_frame *f)
+void tly_round_awaited(struct tly_job *job, struct tly_round *r, const struct tly_frame *f)
 {
     if (r->since || f->flags & TLY_PATIENT)
         return;
@@ -28,9 +28,10 @@ void tly_round_awaited(struct tly_job *job, struct round *r, const struct tly_fr
     r->warn_at = r->since + job->late_ns;
 }
 
-struct round *tly_round_open(struct tly_job *job, const struct tly_frame *f, const struct members *who)
+struct tly_round *tly_round_open(struct tly_job *job, const struct tly_frame *f,
+                                 const struct tly_members *who)
 {
-    struct round *r = tly_store_add(job, f, who);
+    struct tly_round *r = tly_store_add(job, f, who);
     if (!r)
         return NULL;
     tly_round_awaited(job, r, f);
@@ -43,19 +44,19 @@ struct round *tly_round_open(struct tly_job *job, const struct tly_frame *f, con
 /* --- arrivals ------------------------------------------------------------------------------------ */
 
 /* All ranks that anybody names shall hear of the disagreement. */
-bool tly_round_widen(struct session *p, struct round *r, const struct members *who)
+bool tly_round_widen(struct tly_session *p, struct tly_round *r, const struct tly_members *who)
 {
     struct tly_job *job = p->job;
     if (r->complete && !r->verdict)
         tly_verdict_too_late(p, r);
-    const struct members *all = tly_members_unite(p, r->who, who);
+    const struct tly_members *all = tly_members_unite(p, r->who, who);
     if (!all) {
         tly_outbox_lose(&p->outbox);
         return false;
     }
     for (uint32_t i = 0; i < all->count; i++) {
         uint32_t rank = all->rank[i];
-        const struct session *q = job->by_rank[rank];
+        const struct tly_session *q = job->by_rank[rank];
         if (tly_members_have(r->who, rank))
             continue;
         tly_slot_enter(job, r, rank);
@@ -70,9 +71,9 @@ bool tly_round_widen(struct session *p, struct round *r, const struct members *w
 }
 
 /* The push's data, unless it was dropped and comes again, finds its place: on loan, or in the pool. */
-static void round_make_room(struct session *p, struct round *r)
+static void round_make_room(struct tly_session *p, struct tly_round *r)
 {
-    struct slot *slot = &r->slots[p->rank];
+    struct tly_slot *slot = &r->slots[p->rank];
     if (slot->data)
         return;
     slot->loan = r->rule->borrows ? tly_link_loan(p->link) : NULL;
@@ -85,9 +86,9 @@ static void round_make_room(struct session *p, struct round *r)
 }
 
 /* The push is not kept: it is an error mark, means something else than the first one, or the round has a verdict. */
-static void round_refuse(struct session *p, struct round *r, const struct tly_frame *f)
+static void round_refuse(struct tly_session *p, struct tly_round *r, const struct tly_frame *f)
 {
-    struct slot *slot = &r->slots[p->rank];
+    struct tly_slot *slot = &r->slots[p->rank];
     bool marked = (f->flags | r->head.flags) & TLY_MARK;
     tly_slot_change(p->job, r, p->rank, SLOT_REFUSED);
     r->refused = true;
@@ -98,9 +99,9 @@ static void round_refuse(struct session *p, struct round *r, const struct tly_fr
         tly_window_give_back(p->job, p->rank, slot);
 }
 
-static void round_take_slot(struct session *p, struct round *r, const struct tly_frame *f)
+static void round_take_slot(struct tly_session *p, struct tly_round *r, const struct tly_frame *f)
 {
-    struct slot *slot = &r->slots[p->rank];
+    struct tly_slot *slot = &r->slots[p->rank];
     tly_slot_change(p->job, r, p->rank, SLOT_COMING);
     slot->spec = f->spec;
     slot->quiet = f->flags & TLY_QUIET;
@@ -112,7 +113,7 @@ static void round_take_slot(struct session *p, struct round *r, const struct tly
 }
 
 /* The rank's first push of the round has begun to come. */
-static void round_count_arrival(struct session *p, struct round *r)
+static void round_count_arrival(struct tly_session *p, struct tly_round *r)
 {
     struct tly_job *job = p->job;
     tly_window_arrived(job, r);
@@ -120,10 +121,10 @@ static void round_count_arrival(struct session *p, struct round *r)
         tly_window_grant_others(job, p);
 }
 
-static void round_begin_push(struct session *p, struct round *r, const struct tly_frame *f)
+static void round_begin_push(struct tly_session *p, struct tly_round *r, const struct tly_frame *f)
 {
     struct tly_job *job = p->job;
-    struct slot *slot = &r->slots[p->rank];
+    struct tly_slot *slot = &r->slots[p->rank];
     bool first = slot->state == SLOT_ABSENT, marked = (f->flags | r->head.flags) & TLY_MARK;
     round_take_slot(p, r, f);
     tly_round_awaited(job, r, f);
@@ -145,10 +146,10 @@ static void round_begin_push(struct session *p, struct round *r, const struct tl
     tly_window_grant(p);
 }
 
-void tly_round_push(struct session *p, struct round *r, const struct tly_frame *f, const struct members *who,
-                    struct tly_landing *land)
+void tly_round_push(struct tly_session *p, struct tly_round *r, const struct tly_frame *f,
+                    const struct tly_members *who, struct tly_landing *land)
 {
-    struct slot *slot = &r->slots[p->rank];
+    struct tly_slot *slot = &r->slots[p->rank];
     bool begins = f->offset == 0 || (f->flags & TLY_RESUMED);
     if (slot->state == SLOT_JOINED)
         tly_joined_comes(p, r);
@@ -169,9 +170,9 @@ void tly_round_push(struct session *p, struct round *r, const struct tly_frame *
 
 /* --- release ------------------------------------------------------------------------------------- */
 
-void tly_round_withdraw(struct tly_job *job, struct round *r, uint32_t rank)
+void tly_round_withdraw(struct tly_job *job, struct tly_round *r, uint32_t rank)
 {
-    struct slot *slot = &r->slots[rank];
+    struct tly_slot *slot = &r->slots[rank];
     tly_memory_empty(job, r, rank);
     tly_window_give_back(job, rank, slot);
     tly_slot_change(job, r, rank, SLOT_ABSENT);
@@ -182,20 +183,20 @@ void tly_round_withdraw(struct tly_job *job, struct round *r, uint32_t rank)
         tly_store_remove(job, r);
 }
 
-bool tly_round_is_whole(const struct round *r)
+bool tly_round_is_whole(const struct tly_round *r)
 {
     bool whole = tly_round_all_arrived(r);
     for (uint32_t i = 0; i < r->who->count && whole; i++) {
-        enum slot_state state = r->slots[r->who->rank[i]].state;
+        enum tly_slot_state state = r->slots[r->who->rank[i]].state;
         whole = state == SLOT_WHOLE || state == SLOT_JOINED;
     }
     return whole;
 }
 
-void tly_round_cancel(struct session *p, struct round *r)
+void tly_round_cancel(struct tly_session *p, struct tly_round *r)
 {
     struct tly_job *job = p->job;
-    struct slot *slot = &r->slots[p->rank];
+    struct tly_slot *slot = &r->slots[p->rank];
     bool begun = r->summed || r->pieces_left;
     if (!tly_slot_has_come(slot) || r->complete || (begun && !r->refused && tly_round_is_whole(r)))
         return;          /* it is summed, or about to be: its answer is on the way */
@@ -209,7 +210,7 @@ void tly_round_cancel(struct session *p, struct round *r)
 
 void tly_round_close_all(struct tly_job *job)
 {
-    struct round *r;
+    struct tly_round *r;
     tly_map_each(&job->store, r)
     {
         tly_memory_close(job, r);

@@ -39,15 +39,15 @@ static const unsigned follows[SLOT_STATES] = {
     [SLOT_JOINED] = BIT(SLOT_ABSENT),
 };
 
-static bool slot_lacks(enum slot_state state)
+static bool slot_lacks(enum tly_slot_state state)
 {
     return state == SLOT_ABSENT || state == SLOT_AGAIN;
 }
 
-void tly_slot_change(struct tly_job *job, struct round *r, uint32_t rank, enum slot_state to)
+void tly_slot_change(struct tly_job *job, struct tly_round *r, uint32_t rank, enum tly_slot_state to)
 {
-    struct slot *slot = &r->slots[rank];
-    struct session *p = job->by_rank[rank];
+    struct tly_slot *slot = &r->slots[rank];
+    struct tly_session *p = job->by_rank[rank];
     tly_check(follows[slot->state] & BIT(to));
     if (p)
         p->lacking += (uint32_t)slot_lacks(to) - (uint32_t)slot_lacks(slot->state);
@@ -55,13 +55,13 @@ void tly_slot_change(struct tly_job *job, struct round *r, uint32_t rank, enum s
     slot->state = to;
 }
 
-void tly_slot_enter(struct tly_job *job, const struct round *r, uint32_t rank)
+void tly_slot_enter(struct tly_job *job, const struct tly_round *r, uint32_t rank)
 {
     if (job->by_rank[rank])
         job->by_rank[rank]->lacking += slot_lacks(r->slots[rank].state);
 }
 
-void tly_slot_leave(struct tly_job *job, const struct round *r, uint32_t rank)
+void tly_slot_leave(struct tly_job *job, const struct tly_round *r, uint32_t rank)
 {
     if (job->by_rank[rank])
         job->by_rank[rank]->lacking -= slot_lacks(r->slots[rank].state);

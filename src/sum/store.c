@@ -31,21 +31,21 @@ static bool store_same_pair(const struct tly_frame *a, const struct tly_frame *b
     return a->group == b->group || !((a->group | b->group) & TLY_PAIR);
 }
 
-struct round *tly_store_find(struct tly_job *job, const struct tly_frame *f)
+struct tly_round *tly_store_find(struct tly_job *job, const struct tly_frame *f)
 {
-    struct round *r = tly_map_get(&job->store, store_round_id(f));
+    struct tly_round *r = tly_map_get(&job->store, store_round_id(f));
     if (r && (r->head.key != f->key || r->head.part != f->part || r->head.round != f->round ||
               !store_same_pair(&r->head, f)))
         return NULL; /* two names with one hash: tly_store_add() refuses the newer one's push */
     return r;
 }
 
-struct round *tly_store_add(struct tly_job *job, const struct tly_frame *f, const struct members *who)
+struct tly_round *tly_store_add(struct tly_job *job, const struct tly_frame *f, const struct tly_members *who)
 {
     uint64_t id = store_round_id(f);
     if (tly_map_get(&job->store, id))
         return NULL;
-    struct round *r = calloc(1, sizeof *r + job->ranks * (sizeof *r->slots + sizeof *r->answers));
+    struct tly_round *r = calloc(1, sizeof *r + job->ranks * (sizeof *r->slots + sizeof *r->answers));
     if (!r)
         return NULL;
     if (tly_map_put(&job->store, id, r) != 0) {
@@ -62,7 +62,7 @@ struct round *tly_store_add(struct tly_job *job, const struct tly_frame *f, cons
     r->references = 1;
     r->born = job->loop->awake;
     r->age = job->next_age++;
-    r->answers = (struct answer *)(r->slots + job->ranks);
+    r->answers = (struct tly_answer *)(r->slots + job->ranks);
     for (uint32_t i = 0; i < job->ranks; i++)
         r->answers[i].round = r;
     for (uint32_t i = 0; i < who->count; i++)
@@ -71,7 +71,7 @@ struct round *tly_store_add(struct tly_job *job, const struct tly_frame *f, cons
     return r;
 }
 
-void tly_store_unref(struct tly_job *job, struct round *r)
+void tly_store_unref(struct tly_job *job, struct tly_round *r)
 {
     if (--r->references)
         return;
@@ -81,7 +81,7 @@ void tly_store_unref(struct tly_job *job, struct round *r)
     free(r);
 }
 
-void tly_store_complete(struct tly_job *job, struct round *r)
+void tly_store_complete(struct tly_job *job, struct tly_round *r)
 {
     if (r->complete)
         return;
@@ -98,15 +98,15 @@ static bool store_is_answer(void *value, void *answer)
     return value == answer;
 }
 
-void tly_store_unqueue(struct tly_job *job, struct round *r, uint32_t rank)
+void tly_store_unqueue(struct tly_job *job, struct tly_round *r, uint32_t rank)
 {
-    struct answer *a = &r->answers[rank];
+    struct tly_answer *a = &r->answers[rank];
     if (job->by_rank[rank] && a->queued)
         tly_heap_filter(&job->by_rank[rank]->ready, store_is_answer, a);
     a->queued = false;
 }
 
-void tly_store_remove(struct tly_job *job, struct round *r)
+void tly_store_remove(struct tly_job *job, struct tly_round *r)
 {
     tly_check(!r->pieces_left);
     tly_store_complete(job, r);
@@ -129,10 +129,10 @@ void tly_store_remove(struct tly_job *job, struct round *r)
     tly_store_unref(job, r);
 }
 
-int tly_store_each(struct tly_job *job, void (*look)(struct tly_job *job, struct round *r, void *arg),
+int tly_store_each(struct tly_job *job, void (*look)(struct tly_job *job, struct tly_round *r, void *arg),
                    void *arg)
 {
-    struct round *r, **all = malloc((job->store.count + 1) * sizeof *all);
+    struct tly_round *r, **all = malloc((job->store.count + 1) * sizeof *all);
     size_t count = 0;
     if (!all)
         return -ENOMEM;
@@ -159,12 +159,12 @@ struct counts {
     uint32_t lacking[TLY_MAX_RANKS];
 };
 
-static void store_check_round(const struct round *r, struct counts *c)
+static void store_check_round(const struct tly_round *r, struct counts *c)
 {
     uint32_t arrived = 0, joined = 0;
     for (uint32_t i = 0; i < r->who->count; i++) {
         uint32_t rank = r->who->rank[i];
-        const struct slot *slot = &r->slots[rank];
+        const struct tly_slot *slot = &r->slots[rank];
         arrived += slot->state != SLOT_ABSENT;
         joined += slot->state == SLOT_JOINED;
         c->dropped += slot->state == SLOT_DROPPED;
@@ -182,14 +182,14 @@ static void store_check_round(const struct round *r, struct counts *c)
 void tly_store_check(const struct tly_job *job)
 {
     static _Thread_local struct counts c;
-    struct round *r;
+    struct tly_round *r;
     if (!TLY_CHECKS || job->store.count > MOST_CHECKED)
         return;
     c = (struct counts){0};
     tly_map_each(&job->store, r) store_check_round(r, &c);
     tly_check(job->dropped_slots == c.dropped && job->waiting == c.waiting && job->restored == c.restored);
     for (uint32_t i = 0; i < job->ranks; i++) {
-        const struct session *p = job->by_rank[i];
+        const struct tly_session *p = job->by_rank[i];
         if (!p)
             continue;
         tly_check(p->lacking == c.lacking[i]);

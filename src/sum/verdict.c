@@ -35,7 +35,7 @@
 
 enum { WAIT_FOR_TEXTS_MS = 1000 };
 
-static struct tly_frame verdict_about(const struct round *r, int type)
+static struct tly_frame verdict_about(const struct tly_round *r, int type)
 {
     struct tly_frame f = r->head;
     f.type = (uint8_t)type;
@@ -47,9 +47,9 @@ static struct tly_frame verdict_about(const struct round *r, int type)
 
 /* "2, 4-6" of the ranks for which `is` holds.  Returns how many there are. */
 static uint32_t verdict_ranks_text(
-    struct tly_job *job, const struct round *r,
-    bool (*is)(struct tly_job *job, const struct round *r, uint32_t rank, const char *text), const char *text,
-    char *out, size_t len)
+    struct tly_job *job, const struct tly_round *r,
+    bool (*is)(struct tly_job *job, const struct tly_round *r, uint32_t rank, const char *text),
+    const char *text, char *out, size_t len)
 {
     uint32_t count = 0;
     size_t at = 0;
@@ -67,32 +67,33 @@ static uint32_t verdict_ranks_text(
     return count;
 }
 
-static bool verdict_has_text(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_has_text(struct tly_job *job, const struct tly_round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].text && strcmp(r->slots[rank].text, text) == 0;
 }
 
-static bool verdict_is_absent(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_is_absent(struct tly_job *job, const struct tly_round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].state == SLOT_ABSENT && tly_members_have(r->who, rank);
 }
 
-static bool verdict_is_member(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_is_member(struct tly_job *job, const struct tly_round *r, uint32_t rank, const char *text)
 {
     return tly_members_have(r->who, rank);
 }
 
-static bool verdict_is_coming(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_is_coming(struct tly_job *job, const struct tly_round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].state == SLOT_COMING;
 }
 
-static bool verdict_is_dropped(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_is_dropped(struct tly_job *job, const struct tly_round *r, uint32_t rank,
+                               const char *text)
 {
     return r->slots[rank].state == SLOT_DROPPED || r->slots[rank].state == SLOT_AGAIN;
 }
 
-static void verdict_tell(struct session *p, struct round *r)
+static void verdict_tell(struct tly_session *p, struct tly_round *r)
 {
     tly_window_owe(p->job, r, p->rank);
     struct tly_frame f = verdict_about(r, TLY_VERDICT);
@@ -106,7 +107,7 @@ static void verdict_tell(struct session *p, struct round *r)
     free(w.data);
 }
 
-void tly_verdict_decide(struct tly_job *job, struct round *r, int err, const char *sentence)
+void tly_verdict_decide(struct tly_job *job, struct tly_round *r, int err, const char *sentence)
 {
     if (r->verdict || r->complete)
         return;
@@ -128,7 +129,7 @@ void tly_verdict_decide(struct tly_job *job, struct round *r, int err, const cha
     tly_store_complete(job, r);
     tly_memory_forget_slots(job, r);
     for (uint32_t i = 0; i < job->ranks; i++) {
-        struct session *p = job->by_rank[i];
+        struct tly_session *p = job->by_rank[i];
         if (r->slots[i].state == SLOT_JOINED)
             continue;
         if (r->slots[i].state != SLOT_ABSENT && p)
@@ -144,7 +145,7 @@ void tly_verdict_decide(struct tly_job *job, struct round *r, int err, const cha
         tly_memory_ask_again(job);
 }
 
-static void verdict_ask(struct tly_job *job, struct round *r, uint32_t rank)
+static void verdict_ask(struct tly_job *job, struct tly_round *r, uint32_t rank)
 {
     struct tly_frame f = verdict_about(r, TLY_SPEC);
     f.flags = TLY_REQUEST;
@@ -153,7 +154,7 @@ static void verdict_ask(struct tly_job *job, struct round *r, uint32_t rank)
 }
 
 /* Two specs for one round.  Home asks all for theirs; another service just waits to be told to forget it. */
-void tly_verdict_differs(struct tly_job *job, struct round *r)
+void tly_verdict_differs(struct tly_job *job, struct tly_round *r)
 {
     r->mismatch_at = job->loop->awake;
     job->mismatches++;
@@ -166,7 +167,7 @@ void tly_verdict_differs(struct tly_job *job, struct round *r)
 }
 
 /* A push has come for a round that has failed or is about to. */
-void tly_verdict_arrived(struct session *p, struct round *r)
+void tly_verdict_arrived(struct tly_session *p, struct tly_round *r)
 {
     if (r->verdict)
         verdict_tell(p, r);
@@ -174,7 +175,7 @@ void tly_verdict_arrived(struct session *p, struct round *r)
         verdict_ask(p->job, r, p->rank);
 }
 
-static void verdict_compose(struct tly_job *job, struct round *r)
+static void verdict_compose(struct tly_job *job, struct tly_round *r)
 {
     char sentence[TLY_SENTENCE], ranks[200], who[210];
     size_t at = (size_t)snprintf(sentence, sizeof sentence, "the ranks disagree: ");
@@ -201,10 +202,10 @@ static void verdict_compose(struct tly_job *job, struct round *r)
     tly_verdict_decide(job, r, EINVAL, sentence);
 }
 
-void tly_verdict_text(struct session *p, struct round *r, char *text)
+void tly_verdict_text(struct tly_session *p, struct tly_round *r, char *text)
 {
     struct tly_job *job = p->job;
-    struct slot *slot = &r->slots[p->rank];
+    struct tly_slot *slot = &r->slots[p->rank];
     if (!r->asked || r->verdict) {
         free(text);
         return;
@@ -217,7 +218,7 @@ void tly_verdict_text(struct session *p, struct round *r, char *text)
     verdict_compose(job, r);
 }
 
-void tly_verdict_too_late(struct session *p, struct round *r)
+void tly_verdict_too_late(struct tly_session *p, struct tly_round *r)
 {
     char sentence[TLY_SENTENCE], ranks[200];
     verdict_ranks_text(p->job, r, verdict_is_member, NULL, ranks, sizeof ranks);
@@ -229,7 +230,7 @@ void tly_verdict_too_late(struct session *p, struct round *r)
         tly_outbox_lose(&p->outbox);
 }
 
-void tly_verdict_known(struct session *p, struct round *r, int err, const char *sentence)
+void tly_verdict_known(struct tly_session *p, struct tly_round *r, int err, const char *sentence)
 {
     if (r->verdict)
         verdict_tell(p, r);
@@ -237,7 +238,7 @@ void tly_verdict_known(struct session *p, struct round *r, int err, const char *
         tly_verdict_decide(p->job, r, err, sentence);
 }
 
-void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, const char *reason)
+void tly_verdict_refused(struct tly_session *p, struct tly_round *r, bool cancelled, const char *reason)
 {
     char sentence[TLY_SENTENCE];
     snprintf(sentence, sizeof sentence, "rank %u %s: %s", p->rank, cancelled ? "has cancelled it" : "refuses",
@@ -245,7 +246,7 @@ void tly_verdict_refused(struct session *p, struct round *r, bool cancelled, con
     tly_verdict_decide(p->job, r, cancelled ? ECANCELED : EINVAL, sentence);
 }
 
-void tly_verdict_cancelled(struct session *p, struct round *r, const char *reason)
+void tly_verdict_cancelled(struct tly_session *p, struct tly_round *r, const char *reason)
 {
     bool answered = r->summed || r->pieces_left || r->had; /* or about to be: all have pushed it */
     if (r->head.part == 0 && r->slots[p->rank].state != SLOT_ABSENT && !answered)
@@ -258,7 +259,7 @@ void tly_verdict_left(struct tly_job *job, uint32_t rank)
     char sentence[64];
     snprintf(sentence, sizeof sentence, "rank %u has left the job", rank);
     for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete; n = next) {
-        struct round *r = tly_list_entry(n, struct round, node);
+        struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         next = n->next;
         if (r->head.part == 0 && r->slots[rank].state == SLOT_ABSENT && !r->had &&
             tly_members_have(r->who, rank))
@@ -266,12 +267,12 @@ void tly_verdict_left(struct tly_job *job, uint32_t rank)
     }
 }
 
-static bool verdict_is_missed(struct tly_job *job, const struct round *r, uint32_t rank, const char *text)
+static bool verdict_is_missed(struct tly_job *job, const struct tly_round *r, uint32_t rank, const char *text)
 {
     return tly_joined_is_missed(job, r, rank);
 }
 
-void tly_verdict_joined(struct tly_job *job, struct round *r)
+void tly_verdict_joined(struct tly_job *job, struct tly_round *r)
 {
     char sentence[TLY_SENTENCE], ranks[200];
     if (r->head.part != 0 || r->had || r->verdict)
@@ -285,7 +286,7 @@ void tly_verdict_joined(struct tly_job *job, struct round *r)
     tly_verdict_decide(job, r, EINVAL, sentence);
 }
 
-void tly_verdict_late(struct tly_job *job, struct round *r, const struct session *asker)
+void tly_verdict_late(struct tly_job *job, struct tly_round *r, const struct tly_session *asker)
 {
     char late[200];
     struct tly_frame f = verdict_about(r, TLY_STATUS);
@@ -312,9 +313,9 @@ int64_t tly_verdict_waits(struct tly_job *job, char *out, size_t len)
     out[0] = '\0';
     if (tly_list_empty(&job->incomplete))
         return 0;
-    struct round *r = tly_list_entry(job->incomplete.next, struct round, node);
+    struct tly_round *r = tly_list_entry(job->incomplete.next, struct tly_round, node);
     static const struct {
-        bool (*is)(struct tly_job *job, const struct round *r, uint32_t rank, const char *text);
+        bool (*is)(struct tly_job *job, const struct tly_round *r, uint32_t rank, const char *text);
         const char *why;
     } reasons[] = {{verdict_is_absent, "did not send any of it yet"},
                    {verdict_is_coming, "did not send all of it yet"},
@@ -335,7 +336,7 @@ void tly_verdict_tick(struct tly_job *job)
 {
     int64_t now = job->loop->awake;
     for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete; n = next) {
-        struct round *r = tly_list_entry(n, struct round, node);
+        struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         next = n->next;
         if (r->head.part != 0)
             continue;

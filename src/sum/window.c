@@ -16,19 +16,19 @@
 #include "sum/session.h"
 #include "sum/slot.h"
 
-bool tly_window_crowded(const struct session *p)
+bool tly_window_crowded(const struct tly_session *p)
 {
     return p->job->burden[p->rank].opened >= p->job->most_opened;
 }
 
-void tly_window_lift(struct tly_job *job, struct round *r)
+void tly_window_lift(struct tly_job *job, struct tly_round *r)
 {
     if (r->opener != TLY_NO_PEER)
         job->burden[r->opener].opened--;
     r->opener = TLY_NO_PEER;
 }
 
-void tly_window_arrived(struct tly_job *job, struct round *r)
+void tly_window_arrived(struct tly_job *job, struct tly_round *r)
 {
     r->arrived++;
     /* A round that ranks only speak of takes no window: it stays a burden for as long as it is here. */
@@ -36,16 +36,16 @@ void tly_window_arrived(struct tly_job *job, struct round *r)
         tly_window_lift(job, r);
 }
 
-void tly_window_owe(struct tly_job *job, struct round *r, uint32_t rank)
+void tly_window_owe(struct tly_job *job, struct tly_round *r, uint32_t rank)
 {
-    struct answer *a = &r->answers[rank];
+    struct tly_answer *a = &r->answers[rank];
     if (r->slots[rank].state == SLOT_ABSENT || a->received || a->owed)
         return;
     a->owed = true;
     job->burden[rank].owed++;
 }
 
-void tly_window_confirm(struct tly_job *job, struct round *r, uint32_t rank)
+void tly_window_confirm(struct tly_job *job, struct tly_round *r, uint32_t rank)
 {
     if (!r->answers[rank].owed)
         return;
@@ -54,7 +54,7 @@ void tly_window_confirm(struct tly_job *job, struct round *r, uint32_t rank)
         tly_window_grant(job->by_rank[rank]);
 }
 
-void tly_window_grant(struct session *p)
+void tly_window_grant(struct tly_session *p)
 {
     struct tly_job *job = p->job;
     if (job->burden[p->rank].owed > job->most_owed)
@@ -71,25 +71,25 @@ void tly_window_grant(struct session *p)
     }
 }
 
-void tly_window_grant_others(struct tly_job *job, const struct session *p)
+void tly_window_grant_others(struct tly_job *job, const struct tly_session *p)
 {
     for (uint32_t i = 0; i < job->ranks; i++)
         if (job->by_rank[i] && job->by_rank[i] != p)
             tly_window_grant(job->by_rank[i]);
 }
 
-void tly_window_pass(struct session *p, uint32_t length)
+void tly_window_pass(struct tly_session *p, uint32_t length)
 {
     p->pushed += tly_charge(length);
     p->answered += tly_charge(length);
     tly_window_grant(p);
 }
 
-void tly_window_give_back(struct tly_job *job, uint32_t rank, struct slot *slot)
+void tly_window_give_back(struct tly_job *job, uint32_t rank, struct tly_slot *slot)
 {
     if (!slot->charge)
         return;
-    struct session *p = job->by_rank[rank];
+    struct tly_session *p = job->by_rank[rank];
     if (p) {
         p->answered += slot->charge;
         tly_window_grant(p);
@@ -98,7 +98,7 @@ void tly_window_give_back(struct tly_job *job, uint32_t rank, struct slot *slot)
 }
 
 /* The shorter the parts, the less credit ranks have, so news is counted in parts of the usual length. */
-void tly_window_accept(struct session *p, uint32_t bytes, uint32_t length)
+void tly_window_accept(struct tly_session *p, uint32_t bytes, uint32_t length)
 {
     uint64_t most = p->job->part_bytes, news = length < most / 4 ? 4ull * bytes : bytes * most / length;
     p->accepted += bytes;

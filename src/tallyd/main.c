@@ -341,7 +341,7 @@ static const struct option options[] = {
     {0}};
 
 /* What the command line says. */
-struct command {
+struct tallyd_command {
     char text[3][512];
     const char *settings[4]; /* into text; NULL at the end */
     const char *health;
@@ -349,7 +349,7 @@ struct command {
 };
 
 /* An exit status, or -1: go on. */
-static int tallyd_parse(int argc, char **argv, struct command *c)
+static int tallyd_parse(int argc, char **argv, struct tallyd_command *c)
 {
     int count = 0, o;
     while ((o = getopt_long(argc, argv, "hv", options, NULL)) != -1) {
@@ -420,7 +420,7 @@ static int tallyd_serve_jobs(struct tly_place *place, struct tly_params *params,
 
 int main(int argc, char **argv)
 {
-    struct command c = {0};
+    struct tallyd_command c = {0};
     struct tly_params params;
     struct tly_place place;
     char why[TLY_SENTENCE];

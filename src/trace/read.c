@@ -193,15 +193,15 @@ static void trace_read_read_slice(struct scan *s, const struct tly_process *p, s
     trace_read_expect(s, "}");
 }
 
-enum line { LINE_HEAD, LINE_NAME, LINE_SLICE, LINE_SAMPLE, LINE_END, LINE_SKIPPED };
+enum trace_read_line { LINE_HEAD, LINE_NAME, LINE_SLICE, LINE_SAMPLE, LINE_END, LINE_SKIPPED };
 
-struct reading {
+struct trace_read_reading {
     struct tly_timeline *t;
     struct tly_process *p; /* whose section it is; NULL between sections */
     bool out_of_memory;
 };
 
-static void trace_read_read_line(struct scan *s, struct reading *r)
+static void trace_read_read_line(struct scan *s, struct trace_read_reading *r)
 {
     struct tly_slice slice = {0};
     struct tly_sample sample = {0};
@@ -266,7 +266,7 @@ int tly_timeline_read(FILE *in, struct tly_timeline *t, char *why, size_t why_le
     static const char head[] = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[";
     static const char cut_off[] =
         "is cut off: copy the file again; if the original is no longer, its disk was full";
-    struct reading r = {.t = t};
+    struct trace_read_reading r = {.t = t};
     char *line = NULL;
     size_t room = 0, before = t->count;
     unsigned long count = 0;

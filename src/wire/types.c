@@ -16,12 +16,12 @@ enum {
     ALL = (1 << TLY_FRAME_WAYS) - 1,
 };
 
-struct rule {
+struct types_rule {
     uint32_t ways; /* that it may go */
     uint32_t most; /* bytes of its payload */
 };
 
-static const struct rule rules[TLY_FRAME_TYPES] = {
+static const struct types_rule rules[TLY_FRAME_TYPES] = {
     [TLY_HELLO] = {LINK, TLY_MAX_CONTROL},
     [TLY_ROSTER] = {OF_MEMBER | TO_MEMBER, TLY_MAX_CONTROL},
     [TLY_INVITE] = {TO_MEMBER, TLY_MAX_CONTROL},

@@ -21,8 +21,8 @@ MOST_FIELDS = {"tally_comm": 40, "tally_op": 40}
 SHARED = {
     "tally_comm": r"\b(?:c|comm|lockable)",
     "tally_op": r"\b(?:op|oldest|mark|made|engine_op_of\(\w+\))",
-    "peer": "",
-    "part": "",
+    "tly_peer": "",
+    "tly_part": "",
 }
 
 # Struct: its owner's files, with their headers.
@@ -50,12 +50,12 @@ OWNERS = {
     "tly_running": "comm",
     "tly_said": "chain",
     "tly_shard": "team",
-    "tly_shared": "engine local team",
+    "tly_sharing": "engine local team",
     "tly_spec": "spec",
     "tly_spec_before": "spec",
     "tly_teams": "team",
     "tly_wait": "op",
-    "traffic": "traffic",
+    "tly_own_traffic": "traffic",
 }
 
 STRUCT = re.compile(r"^struct (\w+) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)

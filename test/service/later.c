@@ -15,7 +15,7 @@
 #include "job.h"
 
 struct job_item {
-    struct part *part;
+    struct tly_part *part;
     bool back;
 };
 
@@ -54,7 +54,7 @@ static struct work *work_of(const struct later *l, struct tally_op *op)
     return *tly_chain_own(&op->chain, l->place);
 }
 
-static struct slot *slot_of(const struct later *l, const struct part *p)
+static struct slot *slot_of(const struct later *l, const struct tly_part *p)
 {
     struct work *w = work_of(l, p->op);
     return &w->slot[p->index];
@@ -63,12 +63,12 @@ static struct slot *slot_of(const struct later *l, const struct part *p)
 /* --- the thread ---------------------------------------------------------------------------------- */
 
 /* Does it stand for a whole piece, whose parts are not cut yet? */
-static bool prepares(const struct part *p)
+static bool prepares(const struct tly_part *p)
 {
     return p->index == 0 && p->op->call->pieces && p->op->bytes && p->op->part_count == 1;
 }
 
-static void go_out(struct later *l, struct part *p)
+static void go_out(struct later *l, struct tly_part *p)
 {
     struct work *w = work_of(l, p->op);
     struct slot *s = slot_of(l, p);
@@ -94,7 +94,7 @@ static void go_out(struct later *l, struct part *p)
         atomic_fetch_add(&l->out, 1);
 }
 
-static void come_in(struct later *l, struct part *p)
+static void come_in(struct later *l, struct tly_part *p)
 {
     struct slot *s = slot_of(l, p);
     if (l->narrows)
@@ -105,7 +105,7 @@ static void come_in(struct later *l, struct part *p)
     atomic_fetch_add(&l->in, 1);
 }
 
-static bool fails(atomic_int *request, const struct part *p)
+static bool fails(atomic_int *request, const struct tly_part *p)
 {
     int wanted = (int)p->index;
     return atomic_compare_exchange_strong(request, &wanted, -1);
@@ -164,7 +164,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-static void add(struct later *l, struct part *p, bool back)
+static void add(struct later *l, struct tly_part *p, bool back)
 {
     pthread_mutex_lock(&l->lock);
     if (!l->started) {
@@ -216,7 +216,7 @@ static int begin(struct later *l, struct tally_op *op)
     return 0;
 }
 
-static int ready(struct later *l, struct part *p)
+static int ready(struct later *l, struct tly_part *p)
 {
     struct work *w = work_of(l, p->op);
     struct slot *s = slot_of(l, p);
@@ -254,7 +254,7 @@ static int more(struct later *l, struct tally_op *op)
     return 0;
 }
 
-static bool landed(struct later *l, struct part *p)
+static bool landed(struct later *l, struct tly_part *p)
 {
     CHECK(!work_of(l, p->op)->stopped);
     if (!slot_of(l, p)->wanted)
@@ -303,11 +303,11 @@ static void withdraw(struct later *l, struct tally_op *op, bool over)
     { \
         return more(&(later), op); \
     } \
-    static int name##_ready(tally_comm *c, struct part *p) \
+    static int name##_ready(tally_comm *c, struct tly_part *p) \
     { \
         return ready(&(later), p); \
     } \
-    static bool name##_landed(tally_comm *c, struct part *p) \
+    static bool name##_landed(tally_comm *c, struct tly_part *p) \
     { \
         return landed(&(later), p); \
     } \
@@ -315,7 +315,7 @@ static void withdraw(struct later *l, struct tally_op *op, bool over)
     { \
         withdraw(&(later), op, over); \
     } \
-    static const struct stage name = { \
+    static const struct tly_stage name = { \
         .does = "is held by a test's stage", \
         .vouches = may_vouch, \
         .suits = name##_suits, \

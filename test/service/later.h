@@ -14,7 +14,7 @@ enum { LATER_LEAST = 1 << 14 }; /* bytes of a tensor from which on the stages su
 enum later_hold { LATER_NONE, LATER_ALL, LATER_FIRST, LATER_OTHERS };
 
 struct later {
-    enum stage_place place;
+    enum tly_stage_place place;
     bool narrows; /* int64 to int32 on the way out; else a copy */
     /* requests; -1: none */
     atomic_int fail_begin, fail_out, fail_in; /* the n-th operation from now on; part of it */

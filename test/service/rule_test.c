@@ -17,12 +17,12 @@
 
 enum { XOR = TLY_KINDS - 1, LENGTH = RAW_PART };
 
-static const char *check_xor(const struct tly_frame *f, const struct members *who)
+static const char *check_xor(const struct tly_frame *f, const struct tly_members *who)
 {
     return f->length % 8 ? "not a multiple of 8 bytes" : NULL;
 }
 
-static void advance_xor(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
+static void advance_xor(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
 {
     for (uint32_t at = from; at < to; at++) {
         uint8_t all = 0;
@@ -32,7 +32,7 @@ static void advance_xor(struct tly_job *job, struct round *r, uint32_t from, uin
     }
 }
 
-static void tell_xor(struct tly_job *job, struct round *r)
+static void tell_xor(struct tly_job *job, struct tly_round *r)
 {
     bool equal = r->who->count == 2;
     for (uint32_t at = 0; at < r->head.length && equal; at++)

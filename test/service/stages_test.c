@@ -427,7 +427,7 @@ static void test_cancelled_between(void **state)
 }
 
 /* Until part 0 has come so far.  Returns with the loop's lock held. */
-static void await_first(tally_comm *c, const tally_op *op, enum part_state state)
+static void await_first(tally_comm *c, const tally_op *op, enum tly_part_state state)
 {
     tly_loop_lock(&c->loop);
     while (!op->parts || op->parts[0].state != state) {

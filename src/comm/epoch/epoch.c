@@ -30,7 +30,7 @@ uint64_t tly_epoch_round(uint64_t key, uint32_t round)
     return tly_map_mix(key ^ tly_map_mix(round + 1));
 }
 
-void tly_epoch_unref(struct epoch *e)
+void tly_epoch_unref(struct tly_epoch *e)
 {
     if (!e || --e->references)
         return;
@@ -71,7 +71,7 @@ void tly_epoch_met(tally_comm *c)
 int tly_epoch_adopt(tally_comm *c)
 {
     const struct tly_roster *r = &c->member.roster;
-    struct epoch *e = calloc(1, sizeof *e);
+    struct tly_epoch *e = calloc(1, sizeof *e);
     if (!e)
         return -ENOMEM;
     e->number = r->epoch;
@@ -97,7 +97,7 @@ int tly_epoch_adopt(tally_comm *c)
         e->weight[i] = e->listed[i] = r->services[i].weight;
     }
     tly_list_append(&c->epochs.all, &e->node);
-    struct epoch *before = c->epoch;
+    struct tly_epoch *before = c->epoch;
     tly_names_lock(&c->names);
     c->epoch = e;
     tly_names_unlock(&c->names);
@@ -111,10 +111,10 @@ int tly_epoch_init(tally_comm *c)
     return tly_epoch_adopt(c) ? tly_fail(ENOMEM, "out of memory") : 0;
 }
 
-struct epoch *tly_epoch_begin(tally_comm *c, uint64_t key, uint32_t round)
+struct tly_epoch *tly_epoch_begin(tally_comm *c, uint64_t key, uint32_t round)
 {
     struct tly_map *promised = &c->epochs.promised;
-    struct epoch *e = promised->count ? tly_map_take(promised, tly_epoch_round(key, round)) : NULL;
+    struct tly_epoch *e = promised->count ? tly_map_take(promised, tly_epoch_round(key, round)) : NULL;
     if (e)
         return e; /* with the promise's reference */
     c->epoch->references++;
@@ -126,7 +126,8 @@ uint16_t tly_epoch_substitute(const tally_comm *c, uint64_t key, uint32_t part)
     return (uint16_t)(tly_map_mix(key + part) % (unsigned)c->machines);
 }
 
-uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uint32_t part, uint16_t dealt)
+uint16_t tly_epoch_owner(tally_comm *c, const struct tly_epoch *e, uint64_t key, uint32_t part,
+                         uint16_t dealt)
 {
     /* A service stays in the epoch until COMMIT removes it.  A coordinator that dies may have told only some ranks of
      * PREPARE. */

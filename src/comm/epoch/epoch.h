@@ -16,7 +16,7 @@
 
 /* What decides which service sums a part, the same on all ranks.  References: operations, promised rounds, and the
  * communicator, of the newest. */
-struct epoch {
+struct tly_epoch {
     struct tly_list node; /* comm->epochs.all */
     uint32_t number, references;
     int services, sharing; /* sharing: services with a share */
@@ -61,12 +61,13 @@ int tly_epoch_init(tally_comm *c); /* once the roster is known: the first epoch 
 /* The newest roster holds from now on.  -ENOMEM. */
 int tly_epoch_adopt(tally_comm *c);
 /* The epoch of a round that begins now. */
-struct epoch *tly_epoch_begin(tally_comm *c, uint64_t key, uint32_t round);
-void tly_epoch_unref(struct epoch *e);
+struct tly_epoch *tly_epoch_begin(tally_comm *c, uint64_t key, uint32_t round);
+void tly_epoch_unref(struct tly_epoch *e);
 /* What stands for a round among those that are promised. */
 uint64_t tly_epoch_round(uint64_t key, uint32_t round);
 /* The service that sums a part which was dealt to service `dealt`: that one, or its substitute. */
-uint16_t tly_epoch_owner(tally_comm *c, const struct epoch *e, uint64_t key, uint32_t part, uint16_t dealt);
+uint16_t tly_epoch_owner(tally_comm *c, const struct tly_epoch *e, uint64_t key, uint32_t part,
+                         uint16_t dealt);
 uint16_t tly_epoch_substitute(const tally_comm *c, uint64_t key, uint32_t part);
 /* A verdict ends the operation.  A rank that begins its round later must ask the same home. */
 void tly_epoch_decided(tally_comm *c, const struct tally_op *op);

@@ -61,7 +61,7 @@ static void fly(tally_comm *c, int ms)
 static tally_comm *on_plan(void)
 {
     tally_comm *c = calloc(1, sizeof *c);
-    struct epoch *e = calloc(1, sizeof *e);
+    struct tly_epoch *e = calloc(1, sizeof *e);
     assert_true(c && e);
     tly_active_init(&c->active);
     c->epoch = e;

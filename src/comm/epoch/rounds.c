@@ -23,7 +23,7 @@ static size_t rounds_count_keeps(tally_comm *c, struct tly_begun *out)
         struct tly_list *lists[] = {&c->peers[i].kept, &c->peers[i].doubted, &c->peers[i].decided};
         for (int j = 0; j < 3; j++)
             for (struct tly_list *n = lists[j]->next; n != lists[j]; n = n->next, count++) {
-                const struct keep *k = tly_list_entry(n, struct keep, node);
+                const struct tly_keep *k = tly_list_entry(n, struct tly_keep, node);
                 if (out)
                     out[count] = (struct tly_begun){k->head.key, k->head.round + 1, 0};
             }
@@ -44,7 +44,7 @@ int tly_rounds_list(tally_comm *c)
     return 0;
 }
 
-void tly_rounds_tell(struct peer *p)
+void tly_rounds_tell(struct tly_peer *p)
 {
     const struct tly_joining *j = &p->comm->joining;
     const uint32_t joins = tly_names_joins(&p->comm->names);

@@ -47,7 +47,7 @@ static uint64_t traffic_us_now(void)
 
 void tly_traffic_enters(tally_comm *c, const struct tally_op *op)
 {
-    struct traffic *t = &c->traffic;
+    struct tly_own_traffic *t = &c->traffic;
     uint64_t submitted = (uint64_t)tly_wait_since(&op->wait) / 1000;
     if (op->call->moves && t->open++ == 0)
         t->active_since = traffic_us_now();
@@ -57,7 +57,7 @@ void tly_traffic_enters(tally_comm *c, const struct tally_op *op)
 }
 
 /* The flight is over: with the time before it, it is a step. */
-static void traffic_count_step(struct traffic *t, uint64_t now)
+static void traffic_count_step(struct tly_own_traffic *t, uint64_t now)
 {
     if (t->over && !t->patient) {
         t->steps.count++;
@@ -70,7 +70,7 @@ static void traffic_count_step(struct traffic *t, uint64_t now)
 
 void tly_traffic_leaves(tally_comm *c, const struct tally_op *op)
 {
-    struct traffic *t = &c->traffic;
+    struct tly_own_traffic *t = &c->traffic;
     uint64_t now = traffic_us_now();
     if (op->call->moves && --t->open == 0) {
         t->active_us += now - t->active_since;
@@ -80,21 +80,21 @@ void tly_traffic_leaves(tally_comm *c, const struct tally_op *op)
         traffic_count_step(t, now);
 }
 
-void tly_traffic_landed(tally_comm *c, const struct part *p)
+void tly_traffic_landed(tally_comm *c, const struct tly_part *p)
 {
     c->traffic.moved += p->result_length;
     if (p->op->epoch != c->epoch)
         c->traffic.stale += p->result_length;
 }
 
-void tly_traffic_admitted(struct peer *p)
+void tly_traffic_admitted(struct tly_peer *p)
 {
     struct tly_glances *g = &p->glances;
     if (!g->held_since)
         g->held_since = traffic_us_now();
 }
 
-void tly_traffic_accepted(struct peer *p)
+void tly_traffic_accepted(struct tly_peer *p)
 {
     struct tly_glances *g = &p->glances;
     if (p->queue.in_flight || !g->held_since)
@@ -124,11 +124,11 @@ static void traffic_say_blind(tally_comm *c, const char *who)
 }
 
 /* A connection that is new cannot be compared with what the one before has sent. */
-static void traffic_glance(struct peer *p, uint64_t now)
+static void traffic_glance(struct tly_peer *p, uint64_t now)
 {
     struct tly_glances *g = &p->glances;
-    struct glance seen = {.received = p->link ? tly_link_bytes(p->link, false) : 0,
-                          .held_us = g->held_us + (g->held_since ? now - g->held_since : 0)};
+    struct tly_glance seen = {.received = p->link ? tly_link_bytes(p->link, false) : 0,
+                              .held_us = g->held_us + (g->held_since ? now - g->held_since : 0)};
     bool crosses = p->open && tly_link_is_open(p->link) && !tly_link_is_inside(p->link);
     bool can = crosses && tly_link_load(p->link, &seen.out) == 0;
     if (crosses && !can)
@@ -146,7 +146,7 @@ static void traffic_glance(struct peer *p, uint64_t now)
     tly_peer_post(p, &f, NULL, 0);
 }
 
-void tly_traffic_answered(struct peer *p, uint64_t sending_us)
+void tly_traffic_answered(struct tly_peer *p, uint64_t sending_us)
 {
     struct tly_glances *g = &p->glances;
     g->seen.sending_us = sending_us;
@@ -161,9 +161,9 @@ static uint32_t traffic_since(uint64_t now, uint64_t before)
     return passed < TLY_TRAFFIC_LONGEST_US ? (uint32_t)passed : TLY_TRAFFIC_LONGEST_US;
 }
 
-static void traffic_fill(const struct peer *p, struct tly_traffic_line *l)
+static void traffic_fill(const struct tly_peer *p, struct tly_traffic_line *l)
 {
-    const struct glance *now = &p->glances.seen, *then = &p->glances.before;
+    const struct tly_glance *now = &p->glances.seen, *then = &p->glances.before;
     if (!p->glances.comparable) {
         bool within =
             p->link && tly_link_is_open(p->link) && tly_link_is_inside(p->link); /* it crosses no card */
@@ -181,7 +181,7 @@ static void traffic_fill(const struct peer *p, struct tly_traffic_line *l)
 
 static void traffic_tell(tally_comm *c)
 {
-    struct traffic *t = &c->traffic;
+    struct tly_own_traffic *t = &c->traffic;
     struct tly_traffic told = {
         .epoch = c->epoch->number,
         .epochs = tly_epochs_count(&c->epochs),
@@ -210,7 +210,7 @@ static bool traffic_all_answered(const tally_comm *c)
 
 static void traffic_look(tally_comm *c, int64_t now, uint64_t active)
 {
-    struct traffic *t = &c->traffic;
+    struct tly_own_traffic *t = &c->traffic;
     t->looked_at = t->asked_at = now;
     t->before_at = t->seen_at;
     t->seen_at = (uint64_t)now / 1000;
@@ -226,7 +226,7 @@ static void traffic_look(tally_comm *c, int64_t now, uint64_t active)
 
 static void traffic_tell_steps(tally_comm *c, int64_t now)
 {
-    struct traffic *t = &c->traffic;
+    struct tly_own_traffic *t = &c->traffic;
     struct tly_stalls before = t->stalls;
     tly_stalls_read(&t->stalls);
     if (t->told_at) {
@@ -241,7 +241,7 @@ static void traffic_tell_steps(tally_comm *c, int64_t now)
 
 void tly_traffic_tick(tally_comm *c)
 {
-    struct traffic *t = &c->traffic;
+    struct tly_own_traffic *t = &c->traffic;
     int64_t now = tly_now();
     uint64_t active = t->active_us + (t->active_since ? (uint64_t)now / 1000 - t->active_since : 0);
     if (tly_comm_failed(c))

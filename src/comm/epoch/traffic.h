@@ -10,12 +10,12 @@
 #include "tally/tally.h"
 #include "transport/transport.h"
 
-struct part;
-struct peer;
+struct tly_part;
+struct tly_peer;
 struct tally_op;
 
 /* What is told to the coordinator.  Owner: the loop; times are monotonic. */
-struct traffic {
+struct tly_own_traffic {
     uint32_t open;                    /* operations under way that go by the plan */
     uint64_t active_us, active_since; /* for how long there were some in all; 0: none is */
     uint64_t moved, stale;            /* bytes of parts that have landed, and of them those of older epochs */
@@ -36,7 +36,7 @@ struct traffic {
 };
 
 /* What has gone over a connection since it began. */
-struct glance {
+struct tly_glance {
     struct tly_link_load out; /* pushes */
     uint64_t received;        /* bytes that have come over the connection: results */
     uint64_t
@@ -46,10 +46,10 @@ struct glance {
 
 /* Of a connection. */
 struct tly_glances {
-    struct glance seen, before;   /* the last and the one before */
-    bool any, answered;           /* `seen` is one, and has the service's answer; */
-    bool comparable;              /* so has `before`, on the same connection */
-    uint64_t held_us, held_since; /* monotonic, us; 0: nothing is in flight there */
+    struct tly_glance seen, before; /* the last and the one before */
+    bool any, answered;             /* `seen` is one, and has the service's answer; */
+    bool comparable;                /* so has `before`, on the same connection */
+    uint64_t held_us, held_since;   /* monotonic, us; 0: nothing is in flight there */
 };
 
 /* The connection is no more. */
@@ -64,12 +64,12 @@ void tly_traffic_begin(tally_comm *c);
 void tly_traffic_enters(tally_comm *c, const struct tally_op *op);
 void tly_traffic_leaves(tally_comm *c, const struct tally_op *op);
 /* A part has landed. */
-void tly_traffic_landed(tally_comm *c, const struct part *p);
+void tly_traffic_landed(tally_comm *c, const struct tly_part *p);
 /* Something is in flight to this service; something is so no longer. */
-void tly_traffic_admitted(struct peer *p);
-void tly_traffic_accepted(struct peer *p);
+void tly_traffic_admitted(struct tly_peer *p);
+void tly_traffic_accepted(struct tly_peer *p);
 /* The service says for how long it has had results for us on their way; UINT64_MAX: its kernel does not tell. */
-void tly_traffic_answered(struct peer *p, uint64_t sending_us);
+void tly_traffic_answered(struct tly_peer *p, uint64_t sending_us);
 void tly_traffic_tick(tally_comm *c);
 
 #endif

@@ -23,8 +23,8 @@
 
 static struct {
     tally_comm *c;
-    struct peer peer;
-    struct epoch epoch;
+    struct tly_peer peer;
+    struct tly_epoch epoch;
     struct tly_link link, coordinator;
     struct tly_channel channel;
     int load_err;
@@ -88,7 +88,7 @@ static int end(void **state)
 /* So much time passes, and the rank's loop turns. */
 static void pass(int ms)
 {
-    struct traffic *t = &f.c->traffic;
+    struct tly_own_traffic *t = &f.c->traffic;
     uint64_t us = (uint64_t)ms * 1000;
     t->looked_at -= ms * TLY_MS;
     t->quiet_at -= ms * TLY_MS;

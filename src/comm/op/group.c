@@ -197,7 +197,7 @@ void tly_group_text(const struct tally_group *g, char *out, size_t len)
 }
 
 /* In the loop.  All lists up to that number: which of them it needs does not matter. */
-int tly_group_tell(struct peer *p, uint32_t number)
+int tly_group_tell(struct tly_peer *p, uint32_t number)
 {
     tally_comm *c = p->comm;
     while (p->told < number) {
@@ -218,7 +218,7 @@ int tly_group_tell(struct peer *p, uint32_t number)
     return 0;
 }
 
-int tly_group_tell_all(struct peer *p)
+int tly_group_tell_all(struct tly_peer *p)
 {
     struct tly_names *names = &p->comm->names;
     tly_names_lock(names);

@@ -11,7 +11,7 @@
 #include "tally/tally.h"
 #include "wire/frame.h"
 
-struct peer;
+struct tly_peer;
 
 /* Ranks that operate among themselves, and their numbers for calls without a name. */
 struct tally_group {
@@ -50,8 +50,8 @@ int tly_group_number(tally_comm *c, struct tally_group *g);
 /* "0-2, 5" */
 void tly_group_text(const struct tally_group *g, char *out, size_t len);
 /* The service behind `p` must know a group before its first part.  -ENOMEM. */
-int tly_group_tell(struct peer *p, uint32_t number);
+int tly_group_tell(struct tly_peer *p, uint32_t number);
 /* ... or all that there are. */
-int tly_group_tell_all(struct peer *p);
+int tly_group_tell_all(struct tly_peer *p);
 
 #endif

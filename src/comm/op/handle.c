@@ -94,7 +94,7 @@ int tally_op_source(const tally_op *op)
     return op->handle.source;
 }
 
-void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark)
+void tly_op_forget_tensor(tally_comm *c, struct tly_tensor *t, bool mark)
 {
     if (!t->unnamed) {
         if (mark)

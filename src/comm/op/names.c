@@ -33,11 +33,11 @@ uint64_t tly_tensor_key(uint32_t joins, uint64_t group, uint32_t kind, uint32_t 
     return XXH3_64bits_withSeed(name, strlen(name), seed ^ group);
 }
 
-struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32_t kind, uint32_t space,
-                              const char *name)
+struct tly_tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32_t kind, uint32_t space,
+                                  const char *name)
 {
     uint64_t key = tly_tensor_key(tly_names_joins(&c->names), g->id, kind, space, name);
-    struct tensor *t = tly_names_find(&c->names, key);
+    struct tly_tensor *t = tly_names_find(&c->names, key);
     if (t && (t->group != g->id || t->kind != kind || t->space != space || strcmp(t->name, name) != 0)) {
         tly_fail(EINVAL, "the names '%s' and '%s' have the same hash: rename one", t->name, name);
         return NULL;
@@ -59,19 +59,19 @@ struct tensor *tly_tensor_get(tally_comm *c, const struct tally_group *g, uint32
     return t;
 }
 
-bool tly_tensor_is_message(const struct tensor *t)
+bool tly_tensor_is_message(const struct tly_tensor *t)
 {
     return names_is_message(t->kind);
 }
 
-void tly_tensor_leave_plan(struct tensor *t)
+void tly_tensor_leave_plan(struct tly_tensor *t)
 {
     if (t->plan_list && --t->plan_list->users == 0)
         free(t->plan_list);
     t->plan_list = NULL;
 }
 
-void tly_tensor_destroy(struct tensor *t)
+void tly_tensor_destroy(struct tly_tensor *t)
 {
     if (!t)
         return;
@@ -88,7 +88,7 @@ void tly_names_init(struct tly_names *n)
 
 void tly_names_finish(struct tly_names *n)
 {
-    struct tensor *t;
+    struct tly_tensor *t;
     tly_map_each(&n->tensors, t) tly_tensor_destroy(t);
     tly_map_finish(&n->tensors);
     tly_map_finish(&n->former);
@@ -97,7 +97,7 @@ void tly_names_finish(struct tly_names *n)
 
 size_t tly_names_list(const struct tly_names *n, struct tly_begun *rounds)
 {
-    struct tensor *t;
+    struct tly_tensor *t;
     size_t count = 0;
     tly_map_each(&n->tensors, t) if (t->round && !tly_tensor_is_message(t)) rounds[count++] =
         (struct tly_begun){t->key, t->round, 0};
@@ -107,7 +107,7 @@ size_t tly_names_list(const struct tly_names *n, struct tly_begun *rounds)
 int tly_names_begin_anew(struct tly_names *n, uint32_t joins, bool former)
 {
     struct tly_map tensors = {0};
-    struct tensor *t;
+    struct tly_tensor *t;
     int err = 0;
     n->joins = joins;
     tly_map_each(&n->tensors, t)
@@ -119,7 +119,7 @@ int tly_names_begin_anew(struct tly_names *n, uint32_t joins, bool former)
             t->key = tly_tensor_key(joins, t->group, t->kind, t->space, t->name);
             t->round = 0;
             free(t->cut.pieces); /* its home has moved */
-            t->cut = (struct cut){0};
+            t->cut = (struct tly_cut){0};
         }
         if (tly_map_put(&tensors, t->key, t) != 0)
             err = -ENOMEM;
@@ -148,7 +148,7 @@ void tly_names_close(struct tly_names *n)
 void tly_names_text(struct tly_names *n, uint64_t key, char *out, size_t len)
 {
     pthread_mutex_lock(&n->lock);
-    const struct tensor *t = tly_map_get(&n->tensors, key);
+    const struct tly_tensor *t = tly_map_get(&n->tensors, key);
     t = t ? t : tly_map_get(&n->former, key);
     snprintf(out, len, "%s", t ? t->name : "unnamed"); /* those are forgotten with their operation */
     pthread_mutex_unlock(&n->lock);

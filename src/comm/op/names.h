@@ -12,12 +12,12 @@
 #include "base/map.h"
 #include "comm/op/group.h"
 
-struct tensor;
+struct tly_tensor;
 struct tly_begun;
 
 struct tly_names {
     pthread_mutex_t lock;
-    struct tly_map tensors;   /* key -> struct tensor; owned */
+    struct tly_map tensors;   /* key -> struct tly_tensor; owned */
     struct tly_map former;    /* the same by their keys before the last join; for the timeline */
     struct tly_groups groups; /* and what is said so of groups */
     uint32_t joins;           /* how often all ranks have joined */
@@ -37,13 +37,13 @@ static inline void tly_names_unlock(struct tly_names *n)
 }
 
 /* With the lock held, all down to tly_names_close. */
-static inline struct tensor *tly_names_find(const struct tly_names *n, uint64_t key)
+static inline struct tly_tensor *tly_names_find(const struct tly_names *n, uint64_t key)
 {
     return tly_map_get(&n->tensors, key);
 }
 
 /* -ENOMEM. */
-static inline int tly_names_put(struct tly_names *n, uint64_t key, struct tensor *t)
+static inline int tly_names_put(struct tly_names *n, uint64_t key, struct tly_tensor *t)
 {
     return tly_map_put(&n->tensors, key, t);
 }

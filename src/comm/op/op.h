@@ -23,9 +23,9 @@
 #include "tally/tally.h"
 #include "wire/frame.h"
 
-struct epoch;
-struct part;
-struct peer;
+struct tly_epoch;
+struct tly_part;
+struct tly_peer;
 
 /* How far its parts have come.  Owner: op.c. */
 struct tly_progress {
@@ -96,7 +96,7 @@ struct tally_op {
     struct tly_handle handle;
     struct tly_completion completion;
     tally_comm *comm;          /* borrowed; used by the loop alone, and by submission */
-    struct tensor *tensor;     /* borrowed while in flight */
+    struct tly_tensor *tensor; /* borrowed while in flight */
     struct tally_group *group; /* borrowed likewise */
     struct tly_list node;      /* inbox, then comm->active.by_age */
 
@@ -113,13 +113,13 @@ struct tally_op {
     bool mark;    /* nothing but an error mark */
     char *reason; /* owned: of a mark, or why this rank has cancelled it */
 
-    struct epoch *epoch; /* of this round; once begun */
-    struct part *parts;  /* owned */
+    struct tly_epoch *epoch; /* of this round; once begun */
+    struct tly_part *parts;  /* owned */
     uint32_t part_count;
     struct tly_progress progress;
-    uint64_t credit;          /* its parts go out while no more than this is in flight */
-    struct tly_shared shared; /* what it has of shared memory */
-    struct tly_chain chain;   /* its stages */
+    uint64_t credit;           /* its parts go out while no more than this is in flight */
+    struct tly_sharing shared; /* what it has of shared memory */
+    struct tly_chain chain;    /* its stages */
     struct tly_wait wait;
 
     bool even;        /* of an allgather: all ranks give as much, and the output is the caller's */
@@ -149,7 +149,7 @@ static inline struct tally_op *tly_op_after(const struct tly_active *a, const st
 /* handle.c */
 void tly_op_unref(struct tally_op *op);
 /* The operation ends: its name is free for the next one.  mark: it was an error mark, which does not take the name. */
-void tly_op_forget_tensor(tally_comm *c, struct tensor *t, bool mark);
+void tly_op_forget_tensor(tally_comm *c, struct tly_tensor *t, bool mark);
 
 /* op.c */
 void tly_op_end(tally_comm *c, struct tally_op *op, int err, const char *sentence);
@@ -159,9 +159,9 @@ void tly_op_finish_all(tally_comm *c); /* once it has none */
 /* What it waits for: "part 3 of 40, which tallyd 1 on ... sums, has been sent and is not answered". */
 void tly_op_stage(const struct tally_op *op, char *out, size_t len);
 /* The part's result is in place.  Returns the part, which may have moved and is to be settled or kept; NULL: all has failed. */
-struct part *tly_op_landed(tally_comm *c, struct part *p);
+struct tly_part *tly_op_landed(tally_comm *c, struct tly_part *p);
 /* A part that has landed needs to be waited for no longer. */
-void tly_op_settled(tally_comm *c, struct part *p);
+void tly_op_settled(tally_comm *c, struct tly_part *p);
 /* Take what was submitted into the loop's hands; the lock is held. */
 void tly_op_drain(tally_comm *c);
 /* Go through what stages have said. */
@@ -175,7 +175,7 @@ void tly_op_time_out(tally_comm *c);
 void tly_op_set_late(struct tally_op *op, const char *ranks);
 struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f);
 /* The part that a frame of this service is about, or NULL. */
-struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f);
+struct tly_part *tly_op_find_part(struct tly_peer *peer, const struct tly_frame *f);
 
 /* The operation has ended: wake who waits for it, and announce it if that is wanted. */
 void tly_op_set_done(struct tally_op *op);

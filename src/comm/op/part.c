@@ -33,7 +33,7 @@ static const unsigned follows[] = {
     [PART_LANDED] = BIT(PART_DOUBTED) | BIT(PART_IDLE),
 };
 
-void tly_part_change(struct part *p, enum part_state to)
+void tly_part_change(struct tly_part *p, enum tly_part_state to)
 {
     tly_check(follows[p->state] & BIT(to));
     p->state = (uint8_t)to;

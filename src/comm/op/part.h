@@ -12,9 +12,9 @@
 #include "tally/tally.h"
 #include "trace/trace.h"
 
-struct keep;
+struct tly_keep;
 
-enum part_state {
+enum tly_part_state {
     PART_IDLE,
     PART_QUEUED,   /* in its service's heap */
     PART_ADMITTED, /* credit and window are taken; goes out in turn */
@@ -25,16 +25,16 @@ enum part_state {
 };
 
 /* Unit of assignment, priority and preemption. */
-struct part {
+struct tly_part {
     struct tly_task task; /* while it is queued and admitted */
     struct tally_op *op;
-    struct keep *keep;    /* landed, but the operation may not end before all ranks have it */
-    struct part *next;    /* in its peer's line of admitted parts */
-    struct tly_list node; /* of struct tly_said; inbox.lock */
-    uint8_t *landing;     /* where the result belongs */
-    const uint8_t *input; /* NULL: a request */
-    uint64_t place;       /* in the tensor, or in the rank's piece of it */
-    uint64_t piece;       /* between two ranks: bytes of that piece, which both must mean */
+    struct tly_keep *keep; /* landed, but the operation may not end before all ranks have it */
+    struct tly_part *next; /* in its peer's line of admitted parts */
+    struct tly_list node;  /* of struct tly_said; inbox.lock */
+    uint8_t *landing;      /* where the result belongs */
+    const uint8_t *input;  /* NULL: a request */
+    uint64_t place;        /* in the tensor, or in the rank's piece of it */
+    uint64_t piece;        /* between two ranks: bytes of that piece, which both must mean */
     uint32_t index, length, result_length;
     uint32_t order;  /* among the parts of its operation, as they are sent */
     uint32_t number; /* on the wire, as the two below; between two ranks each pair has numbers of its own */
@@ -51,7 +51,7 @@ struct part {
     bool mark;      /* nothing but an error mark */
     bool scaled;    /* the input has been multiplied by prescale */
     bool homeward;  /* its result has landed */
-    uint8_t stage;  /* which has it (enum stage_place) */
+    uint8_t stage;  /* which has it (enum tly_stage_place) */
     int16_t err;    /* of that stage, positive; inbox.lock, until the loop has taken it */
     uint32_t bytes; /* of the tensor; on the wire it may have another length */
     uint32_t
@@ -61,20 +61,20 @@ struct part {
 
 /* part.c */
 /* Each change of a part's state. */
-void tly_part_change(struct part *p, enum part_state to);
+void tly_part_change(struct tly_part *p, enum tly_part_state to);
 
 /* A message of so many bytes goes with its offer. */
 enum { TLY_KEPT_BYTES = 64 << 10 };
 /* The part has come to a moment of the timeline. */
-static inline void tly_part_stamp(const struct part *p, enum tly_moment stage)
+static inline void tly_part_stamp(const struct tly_part *p, enum tly_moment stage)
 {
     const struct tally_op *op = p->op;
     tly_stamp(op->comm->trace, stage, p->owner, op->key, op->round, p->index, p->length);
 }
 
-static inline struct part *tly_part_of(struct tly_task *task)
+static inline struct tly_part *tly_part_of(struct tly_task *task)
 {
-    return tly_list_entry(task, struct part, task);
+    return tly_list_entry(task, struct tly_part, task);
 }
 
 #endif

@@ -57,7 +57,7 @@ static bool spec_is_as_before(const struct tally_op *op)
 
 static uint64_t spec_compute(const struct tally_op *op)
 {
-    struct tensor *t = op->tensor;
+    struct tly_tensor *t = op->tensor;
     const struct tly_spec *s = &op->spec;
     uint32_t skip = spec_skipped_dims(op), dims = s->ndim - skip;
     struct tly_spec_before compared = {
@@ -148,7 +148,7 @@ static const char *spec_call_of(uint8_t space, uint32_t kind, bool even)
     return even ? call->even_function : call->function;
 }
 
-void tly_tensor_title(const struct tensor *t, char *out, size_t len)
+void tly_tensor_title(const struct tly_tensor *t, char *out, size_t len)
 {
     if (!*t->name)
         snprintf(out, len, "an operation");

@@ -22,7 +22,7 @@ struct dealt {
 
 /* By the plan, unless told; of a list's own parts, where they are shorter, but never less than four full ones, which
  * cover the time in which a process wakes up.  What is hardly more than a credit is sent at once. */
-static uint64_t tensor_credit(const tally_comm *c, const struct tly_stretch *s, const struct epoch *e,
+static uint64_t tensor_credit(const tally_comm *c, const struct tly_stretch *s, const struct tly_epoch *e,
                               const struct dealt *d)
 {
     bool sums = d->home == d->others;
@@ -40,39 +40,40 @@ static uint64_t tensor_credit(const tally_comm *c, const struct tly_stretch *s, 
 }
 
 /* Cut a tensor into parts and deal them.  -ENOMEM. */
-static int tensor_make_cut(tally_comm *c, const struct tly_stretch *s, const struct epoch *e,
-                           const struct dealt *d, struct cut *out)
+static int tensor_make_cut(tally_comm *c, const struct tly_stretch *s, const struct tly_epoch *e,
+                           const struct dealt *d, struct tly_cut *out)
 {
     uint64_t count = 0, at = 0;
     do {
         at += tly_plan_part(s, at, e->part_bytes, d->active);
         count++;
     } while (at < s->bytes);
-    struct piece *pieces = malloc(count * sizeof *pieces);
+    struct tly_cut_piece *pieces = malloc(count * sizeof *pieces);
     if (!pieces)
         return -ENOMEM;
     at = 0;
     for (uint64_t i = 0; i < count; i++) {
         uint32_t length = tly_plan_part(s, at, e->part_bytes, d->active);
-        pieces[i] = (struct piece){length, (uint16_t)tly_dealer_next(i ? d->others : d->home, length)};
+        pieces[i] =
+            (struct tly_cut_piece){length, (uint16_t)tly_dealer_next(i ? d->others : d->home, length)};
         at += length;
     }
     free(out->pieces);
-    *out = (struct cut){.bytes = s->bytes,
-                        .epoch = e->number,
-                        .pieces = pieces,
-                        .count = (uint32_t)count,
-                        .credit = tensor_credit(c, s, e, d)};
+    *out = (struct tly_cut){.bytes = s->bytes,
+                            .epoch = e->number,
+                            .pieces = pieces,
+                            .count = (uint32_t)count,
+                            .credit = tensor_credit(c, s, e, d)};
     return 0;
 }
 
 /* Deal the whole list in one sequence, for this epoch.  What a later plan has taken over keeps its place in it. */
-static int tensor_deal_plan(tally_comm *c, const struct plan *plan, struct epoch *e)
+static int tensor_deal_plan(tally_comm *c, const struct tly_list_plan *plan, struct tly_epoch *e)
 {
     struct tly_dealer d;
     struct dealt dealt = {&d, &d, e->sharing};
     struct tly_stretch s = {0};
-    struct cut elsewhere = {0};
+    struct tly_cut elsewhere = {0};
     int err = 0;
     for (size_t i = 0; i < plan->count; i++)
         s.behind += plan->item[i].bytes;
@@ -81,7 +82,7 @@ static int tensor_deal_plan(tally_comm *c, const struct plan *plan, struct epoch
     tly_plan_late(c->machines, e->services, e->weight, s.behind, lag, e->listed);
     tly_dealer_init(&d, c->machines, e->services, e->listed);
     for (size_t i = 0; i < plan->count && !err; i++) {
-        const struct planned *p = &plan->item[i];
+        const struct tly_list_item *p = &plan->item[i];
         s.behind -= s.bytes = p->bytes;
         err = tensor_make_cut(c, &s, e, &dealt, p->tensor->plan_list == plan ? &p->tensor->plan : &elsewhere);
         s.before += p->bytes;
@@ -114,7 +115,7 @@ struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct t
 /* Who relays a broadcast from its root, or sums for it, over the machines of the group.  -ENOMEM. */
 static int tensor_plan_for_root(tally_comm *c, const struct tally_op *op, struct dealt *d)
 {
-    const struct epoch *e = op->epoch;
+    const struct tly_epoch *e = op->epoch;
     struct tly_plan_machine *machine = tly_tensor_machines(c, op);
     uint32_t *weight = calloc((size_t)e->services, sizeof *weight);
     int root = tly_service_of(c, op->root), err = machine && weight ? 0 : -ENOMEM;
@@ -135,10 +136,10 @@ static int tensor_plan_for_root(tally_comm *c, const struct tally_op *op, struct
 /* The home depends on the name alone (or on its place in a plan), never on the spec: ranks that disagree on
  * the spec must meet there.  The rest depends on the size, the root and the epoch too, and on nothing that this rank did
  * before. */
-const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint64_t bytes)
+const struct tly_cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint64_t bytes)
 {
-    struct tensor *t = op->tensor;
-    struct epoch *e = op->epoch;
+    struct tly_tensor *t = op->tensor;
+    struct tly_epoch *e = op->epoch;
     uint32_t root = tensor_root_decides(c, op) ? op->root + 1 : 0;
     if (t->plan_list && (!t->plan.pieces || t->plan.epoch != e->number) &&
         tensor_deal_plan(c, t->plan_list, e) != 0)
@@ -165,9 +166,9 @@ const struct cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, uint6
 enum { BLOCKS = 16 };
 
 /* The highest priority in this item's block. */
-static int32_t tensor_of_block(const struct plan *list, size_t item)
+static int32_t tensor_of_block(const struct tly_list_plan *list, size_t item)
 {
-    const struct planned *p = list->item;
+    const struct tly_list_item *p = list->item;
     size_t from = item, to = item;
     while (from > 0 && p[from - 1].block == p[item].block)
         from--;
@@ -183,8 +184,8 @@ static int32_t tensor_of_block(const struct plan *list, size_t item)
  * first.  Then a tensor's parts go from their end, too, and the list's small ones are again the first and the last. */
 bool tly_tensor_line_up(struct tally_op *op)
 {
-    struct tensor *t = op->tensor;
-    const struct plan *list = t->plan_list;
+    struct tly_tensor *t = op->tensor;
+    const struct tly_list_plan *list = t->plan_list;
     if (!op->mark) /* a refusal has no priority */
         t->priority = op->priority;
     bool backwards = list && list->item[0].tensor->priority < list->item[list->count - 1].tensor->priority;
@@ -195,11 +196,11 @@ bool tly_tensor_line_up(struct tally_op *op)
 int tly_tensor_plan(tally_comm *c, uint32_t kind, uint32_t space, size_t count, const char *const names[],
                     const uint64_t bytes[])
 {
-    struct plan *plan = calloc(1, sizeof *plan + count * sizeof *plan->item);
+    struct tly_list_plan *plan = calloc(1, sizeof *plan + count * sizeof *plan->item);
     if (!plan)
         return tly_fail(ENOMEM, "out of memory");
     for (; plan->count < count; plan->count++) {
-        struct planned *p = &plan->item[plan->count];
+        struct tly_list_item *p = &plan->item[plan->count];
         p->bytes = bytes[plan->count];
         p->tensor = tly_tensor_get(c, tly_comm_all(c), kind, space, names[plan->count]);
         if (!p->tensor) {
@@ -212,7 +213,7 @@ int tly_tensor_plan(tally_comm *c, uint32_t kind, uint32_t space, size_t count, 
         all += (double)bytes[i];
     plan->users = 1; /* while it is made */
     for (size_t i = 0; i < count; i++) {
-        struct tensor *t = plan->item[i].tensor;
+        struct tly_tensor *t = plan->item[i].tensor;
         plan->item[i].block = all > 0 ? (uint32_t)(before / all * BLOCKS) : 0;
         before += (double)bytes[i];
         t->item = i;
@@ -223,7 +224,7 @@ int tly_tensor_plan(tally_comm *c, uint32_t kind, uint32_t space, size_t count, 
         }
         free(t->plan.pieces);
         free(t->cut.pieces); /* its home may have moved */
-        t->plan = t->cut = (struct cut){0};
+        t->plan = t->cut = (struct tly_cut){0};
     }
     if (--plan->users == 0)
         free(plan); /* of no tensors */

@@ -107,12 +107,12 @@ static void test_a_refusal_says_nothing_of_priorities(void **state)
 static void test_a_team_sums_by_urgency(void **state)
 {
     static const uint64_t bytes[] = {10, 10, 1000};
-    struct piece piece = {.length = 10};
-    struct cut cut = {.pieces = &piece, .count = 1};
+    struct tly_cut_piece piece = {.length = 10};
+    struct tly_cut cut = {.pieces = &piece, .count = 1};
     struct tally_group carriers = {.ranks = &(uint32_t){0}, .size = 1};
     uint64_t incarnation = 0;
-    struct epoch epoch = {.services = 1, .incarnation = &incarnation};
-    struct peer peer = {0};
+    struct tly_epoch epoch = {.services = 1, .incarnation = &incarnation};
+    struct tly_peer peer = {0};
     plan(3, bytes);
     for (int i = 0; i < 3; i++)
         submit(i, i - 3);

@@ -33,7 +33,7 @@ static bool chain_has(const struct tally_op *op, int place)
 void tly_chain_choose(tally_comm *c, struct tally_op *op)
 {
     for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !op->call->message; at++) {
-        const struct stage *s = tly_stage_at(at);
+        const struct tly_stage *s = tly_stage_at(at);
         if (!s || !s->suits(c, op))
             continue;
         if (s->alone && !op->chain.stages) {
@@ -46,7 +46,7 @@ void tly_chain_choose(tally_comm *c, struct tally_op *op)
     }
 }
 
-int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
+int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct tly_cut *cut)
 {
     for (int at = STAGE_TENSOR + 1; at < STAGE_NET && op->chain.stages; at++)
         if (chain_has(op, at) && tly_stage_at(at)->cut)
@@ -55,7 +55,7 @@ int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
 }
 
 /* Part 0 of pieces is no part of the tensor, and passes by the stage at this place. */
-static bool chain_passes_by(const struct part *p, int at)
+static bool chain_passes_by(const struct tly_part *p, int at)
 {
     return p == p->op->parts && p->op->call->pieces && at != STAGE_NET && !tly_stage_at(at)->shared;
 }
@@ -119,7 +119,7 @@ bool tly_chain_has_more(const struct tally_op *op)
     return op->chain.cut;
 }
 
-int tly_chain_out(tally_comm *c, struct part *p)
+int tly_chain_out(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
     int at = p->stage, done = !op->chain.stopped;
@@ -148,7 +148,7 @@ int tly_chain_start(tally_comm *c, struct tally_op *op)
 }
 
 /* True: it is back at the tensor. */
-static bool chain_inward(tally_comm *c, struct part *p)
+static bool chain_inward(tally_comm *c, struct tly_part *p)
 {
     const struct tally_op *op = p->op;
     if (op->chain.stopped)
@@ -163,7 +163,7 @@ static bool chain_inward(tally_comm *c, struct part *p)
     return true;
 }
 
-bool tly_chain_in(tally_comm *c, struct part *p)
+bool tly_chain_in(tally_comm *c, struct tly_part *p)
 {
     return chain_inward(c, p) && --p->op->chain.away == 0;
 }
@@ -180,7 +180,7 @@ bool tly_chain_come_in(tally_comm *c, struct tally_op *op, int place)
     return back && !op->chain.away;
 }
 
-void tly_chain_admitted(struct part *p)
+void tly_chain_admitted(struct tly_part *p)
 {
     for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
         if (chain_has(p->op, at) && tly_stage_at(at)->admitted)
@@ -201,7 +201,7 @@ static void chain_tell(tally_comm *c, struct tly_list *list, struct tly_list *no
         tly_loop_wake(&c->loop);
 }
 
-void tly_stage_passed(struct part *p)
+void tly_stage_passed(struct tly_part *p)
 {
     tally_comm *c = p->op->comm;
     tly_inbox_lock(&c->inbox);
@@ -214,7 +214,7 @@ static void chain_explain(struct tally_op *op, const char *sentence)
         snprintf(op->chain.lost, sizeof op->chain.lost, "%s", sentence);
 }
 
-void tly_stage_failed(struct part *p, int err, const char *sentence)
+void tly_stage_failed(struct tly_part *p, int err, const char *sentence)
 {
     tally_comm *c = p->op->comm;
     tly_inbox_lock(&c->inbox);
@@ -223,7 +223,7 @@ void tly_stage_failed(struct part *p, int err, const char *sentence)
     chain_tell(c, &tly_inbox_said(&c->inbox)->passed, &p->node);
 }
 
-void tly_stage_over(struct tally_op *op, enum stage_place place)
+void tly_stage_over(struct tally_op *op, enum tly_stage_place place)
 {
     tally_comm *c = op->comm;
     tly_inbox_lock(&c->inbox);
@@ -315,7 +315,7 @@ static void chain_withdraw(tally_comm *c, struct tally_op *op, bool over)
 
 bool tly_chain_takes_back(tally_comm *c, struct tally_op *op)
 {
-    const struct stage *s = tly_stage_at(op->parts[0].stage);
+    const struct tly_stage *s = tly_stage_at(op->parts[0].stage);
     return s && s->take_back && s->take_back(c, op);
 }
 
@@ -332,17 +332,17 @@ void tly_chain_withdraw(tally_comm *c, struct tally_op *op, bool landed)
     chain_withdraw(c, op, true);
 }
 
-const char *tly_chain_does(const struct part *p)
+const char *tly_chain_does(const struct tly_part *p)
 {
-    const struct stage *s = tly_stage_at(p->stage);
+    const struct tly_stage *s = tly_stage_at(p->stage);
     if (s)
         return s->does;
     return p->op->chain.stages ? "waits until all other parts can be sent"
                                : "waits until earlier parts have been summed";
 }
 
-bool tly_chain_holds(const struct part *p)
+bool tly_chain_holds(const struct tly_part *p)
 {
-    const struct stage *s = tly_stage_at(p->stage);
+    const struct tly_stage *s = tly_stage_at(p->stage);
     return p->homeward && s && !s->shared;
 }

@@ -11,12 +11,12 @@
 #include "base/list.h"
 #include "tally/tally.h"
 
-struct cut;
-struct part;
+struct tly_cut;
+struct tly_part;
 struct tally_op;
 
 /* The places of stages, from the tensor outward (stage.h). */
-enum stage_place { STAGE_TENSOR, STAGE_DEVICE, STAGE_ENGINE, STAGE_TEAM, STAGE_CODEC, STAGE_NET };
+enum tly_stage_place { STAGE_TENSOR, STAGE_DEVICE, STAGE_ENGINE, STAGE_TEAM, STAGE_CODEC, STAGE_NET };
 
 /* Of an operation.  Owner: chain.c, whose fields these are: the submitting thread until the operation is in the inbox, then the
  * loop, but for `over`, `lost_err` and `lost`: inbox.lock. */
@@ -52,13 +52,13 @@ static inline bool tly_chain_is_empty(const struct tly_chain *ch)
 }
 
 /* What the stage at this place has of the operation: its own. */
-static inline void **tly_chain_own(struct tly_chain *ch, enum stage_place place)
+static inline void **tly_chain_own(struct tly_chain *ch, enum tly_stage_place place)
 {
     return &ch->own[place];
 }
 
 /* Does the loop know that the stage at this place is over with the operation? */
-static inline bool tly_chain_has_ended(const struct tly_chain *ch, enum stage_place place)
+static inline bool tly_chain_has_ended(const struct tly_chain *ch, enum tly_stage_place place)
 {
     return ch->ended >> place & 1;
 }
@@ -66,7 +66,7 @@ static inline bool tly_chain_has_ended(const struct tly_chain *ch, enum stage_pl
 /* Which stages it has; names.lock held, and it is submitted for certain. */
 void tly_chain_choose(tally_comm *c, struct tally_op *op);
 /* In the loop; names.lock held.  Cut a whole tensor as one of its stages wants it.  1: none does; -ENOMEM. */
-int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct cut *cut);
+int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct tly_cut *cut);
 /* -errno, with a sentence. */
 int tly_chain_begin(tally_comm *c, struct tally_op *op);
 /* The answer to part 0 is in place, and the other parts have been cut by it.  -ENOMEM. */
@@ -76,13 +76,13 @@ bool tly_chain_has_more(const struct tally_op *op);
 /* Hand out all parts.  -ENOMEM. */
 int tly_chain_start(tally_comm *c, struct tally_op *op);
 /* The part goes on from where it is, outward.  -ENOMEM. */
-int tly_chain_out(tally_comm *c, struct part *p);
+int tly_chain_out(tally_comm *c, struct tly_part *p);
 /* The part goes on from where it is, inward.  True: now all parts are back at the tensor. */
-bool tly_chain_in(tally_comm *c, struct part *p);
+bool tly_chain_in(tally_comm *c, struct tly_part *p);
 /* The stage at this place is over with the operation: all parts that it has go on inward.  True: now all are back. */
 bool tly_chain_come_in(tally_comm *c, struct tally_op *op, int place);
 /* The network has admitted the part. */
-void tly_chain_admitted(struct part *p);
+void tly_chain_admitted(struct tly_part *p);
 /* What stages have said since, to be gone through by the loop; over: a list for each place, as in struct tly_said.  False:
  * nothing. */
 bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *over);
@@ -107,8 +107,8 @@ void tly_chain_stop(tally_comm *c, struct tally_op *op);
 /* The operation ends: when this returns, nobody is at its buffers any more.  landed: all of it has. */
 void tly_chain_withdraw(tally_comm *c, struct tally_op *op, bool landed);
 /* What the stage that has this part does with it, or what the part waits for. */
-const char *tly_chain_does(const struct part *p);
+const char *tly_chain_does(const struct tly_part *p);
 /* A stage has this part on its way inward.  A shared one does not count: it has its parts until all of them have landed. */
-bool tly_chain_holds(const struct part *p);
+bool tly_chain_holds(const struct tly_part *p);
 
 #endif

@@ -25,15 +25,15 @@ static void withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
 }
 
-static const struct stage idle = {.does = "is held by a test", .begin = nothing, .withdraw = withdraw};
+static const struct tly_stage idle = {.does = "is held by a test", .begin = nothing, .withdraw = withdraw};
 
 static const struct tly_call whole = {.function = "of the test's"};
 
 static struct {
     tally_comm *c;
-    struct peer peer;
+    struct tly_peer peer;
     struct tally_op op;
-    struct part parts[PARTS];
+    struct tly_part parts[PARTS];
 } f;
 
 static int begin(void **state)

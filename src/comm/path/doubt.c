@@ -41,10 +41,11 @@ static bool doubt_task(struct tly_task *task, void *user)
 }
 
 /* Parts of the operation that this service sums: what was sent of them may not have come. */
-static void doubt_parts(struct peer *p, struct tally_op *op, const struct part *landing, uint32_t bytes)
+static void doubt_parts(struct tly_peer *p, struct tally_op *op, const struct tly_part *landing,
+                        uint32_t bytes)
 {
     for (uint32_t i = 0; i < op->part_count; i++) {
-        struct part *part = &op->parts[i];
+        struct tly_part *part = &op->parts[i];
         if (part->owner != p->index)
             continue;
         if (part == landing)
@@ -70,16 +71,16 @@ static void doubt_parts(struct peer *p, struct tally_op *op, const struct part *
     }
 }
 
-void tly_doubt_begin(struct peer *p)
+void tly_doubt_begin(struct tly_peer *p)
 {
     tally_comm *c = p->comm;
     uint32_t bytes = 0;
-    const struct part *landing = tly_link_landing(p->link, &bytes);
+    const struct tly_part *landing = tly_link_landing(p->link, &bytes);
     for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         doubt_parts(p, op, landing, bytes);
     tly_sched_drop(&p->queue, doubt_is_doubted, NULL);
     while (!tly_list_empty(&p->kept)) {
-        struct keep *k = tly_list_entry(p->kept.next, struct keep, node);
+        struct tly_keep *k = tly_list_entry(p->kept.next, struct tly_keep, node);
         k->said = false;
         tly_list_remove(&k->node);
         tly_list_append(&p->doubted, &k->node);
@@ -87,7 +88,7 @@ void tly_doubt_begin(struct peer *p)
     tly_queue_lost(p);
 }
 
-static void doubt_post_about(struct peer *p, const struct tly_frame *head, int type, uint16_t flags,
+static void doubt_post_about(struct tly_peer *p, const struct tly_frame *head, int type, uint16_t flags,
                              uint32_t offset, const struct tly_writer *w)
 {
     struct tly_frame f = *head;
@@ -102,7 +103,7 @@ static void doubt_post_about(struct peer *p, const struct tly_frame *head, int t
 }
 
 /* Put it in its service's hands: again, if that has never heard of it, else by saying what has landed. */
-static void doubt_say_part(struct peer *p, struct part *part)
+static void doubt_say_part(struct tly_peer *p, struct tly_part *part)
 {
     struct tly_frame head;
     if (!part->known) {
@@ -120,7 +121,7 @@ static void doubt_say_part(struct peer *p, struct part *part)
         tly_queue_cancel(p->comm, part->op); /* that may have been lost, too */
 }
 
-static void doubt_say_keep(struct peer *p, struct keep *k, uint16_t resumed)
+static void doubt_say_keep(struct tly_peer *p, struct tly_keep *k, uint16_t resumed)
 {
     k->said = true;
     if (k->verdict) {
@@ -136,13 +137,13 @@ static void doubt_say_keep(struct peer *p, struct keep *k, uint16_t resumed)
 }
 
 /* Nobody can be told anything by it: its operation has failed, or was none. */
-static bool doubt_is_empty(const struct keep *k)
+static bool doubt_is_empty(const struct tly_keep *k)
 {
     return !k->part && !k->data && !k->verdict && (k->from || k->head.length > 0);
 }
 
 /* All that is in doubt at this service. */
-void tly_doubt_say(struct peer *p, uint16_t resumed)
+void tly_doubt_say(struct tly_peer *p, uint16_t resumed)
 {
     tally_comm *c = p->comm;
     for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
@@ -150,7 +151,7 @@ void tly_doubt_say(struct peer *p, uint16_t resumed)
             if (op->parts[i].owner == p->index && op->parts[i].state == PART_DOUBTED)
                 doubt_say_part(p, &op->parts[i]);
     for (struct tly_list *n = p->doubted.next, *next; n != &p->doubted; n = next) {
-        struct keep *k = tly_list_entry(n, struct keep, node);
+        struct tly_keep *k = tly_list_entry(n, struct tly_keep, node);
         next = n->next;
         if (doubt_is_empty(k))
             tly_keep_drop(c, k);
@@ -162,7 +163,7 @@ void tly_doubt_say(struct peer *p, uint16_t resumed)
     doubt_post_about(p, &done, TLY_DONE, resumed, 0, NULL);
 }
 
-void tly_doubt_mended(struct peer *p)
+void tly_doubt_mended(struct tly_peer *p)
 {
     /* What waits in the queue may need them. */
     if (tly_group_tell_all(p) != 0)
@@ -171,17 +172,17 @@ void tly_doubt_mended(struct peer *p)
 }
 
 /* Only between two ranks a part's number does not stand for itself; these are summed by services that do not die alone. */
-static bool doubt_is_about(const struct keep *k, const struct tly_frame *f)
+static bool doubt_is_about(const struct tly_keep *k, const struct tly_frame *f)
 {
     return k->head.key == f->key && k->head.round == f->round && k->head.part == f->part &&
            !(f->group & TLY_PAIR);
 }
 
-bool tly_doubt_confirmed(struct peer *p, const struct tly_frame *f, bool delivered)
+bool tly_doubt_confirmed(struct tly_peer *p, const struct tly_frame *f, bool delivered)
 {
     tally_comm *c = p->comm;
     for (struct tly_list *n = p->doubted.next; n != &p->doubted; n = n->next) {
-        struct keep *k = tly_list_entry(n, struct keep, node);
+        struct tly_keep *k = tly_list_entry(n, struct tly_keep, node);
         if (!doubt_is_about(k, f))
             continue;
         if (delivered && p->mortal) { /* it has only been delivered again */
@@ -196,20 +197,20 @@ bool tly_doubt_confirmed(struct peer *p, const struct tly_frame *f, bool deliver
     return false;
 }
 
-void tly_doubt_final(struct peer *p, const struct tly_frame *f)
+void tly_doubt_final(struct tly_peer *p, const struct tly_frame *f)
 {
     struct tly_frame head;
     const uint8_t *data = NULL;
     uint32_t length = 0;
     for (struct tly_list *n = p->doubted.next; n != &p->doubted && !data; n = n->next) {
-        struct keep *k = tly_list_entry(n, struct keep, node);
+        struct tly_keep *k = tly_list_entry(n, struct tly_keep, node);
         if (!doubt_is_about(k, f))
             continue;
         head = k->head;
         data = k->part ? tly_keep_result(k->part, &length) : k->data;
         length = k->part ? length : k->length;
     }
-    const struct part *part = data ? NULL : tly_op_find_part(p, f);
+    const struct tly_part *part = data ? NULL : tly_op_find_part(p, f);
     if (part) {
         tly_peer_head(part, &head);
         data = part->landing;
@@ -228,7 +229,7 @@ void tly_doubt_final(struct peer *p, const struct tly_frame *f)
 }
 
 /* What a service that is gone had goes to the substitutes. */
-void tly_doubt_hand_on(tally_comm *c, struct peer *from)
+void tly_doubt_hand_on(tally_comm *c, struct tly_peer *from)
 {
     tly_sched_drop(&from->queue, doubt_task, NULL);
     for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
@@ -241,8 +242,8 @@ void tly_doubt_hand_on(tally_comm *c, struct peer *from)
         tly_list_append(&from->doubted, oldest);
     }
     while (!tly_list_empty(&from->doubted)) {
-        struct keep *k = tly_list_entry(from->doubted.next, struct keep, node);
-        struct peer *to = &c->peers[tly_epoch_substitute(c, k->head.key, k->head.part)];
+        struct tly_keep *k = tly_list_entry(from->doubted.next, struct tly_keep, node);
+        struct tly_peer *to = &c->peers[tly_epoch_substitute(c, k->head.key, k->head.part)];
         if (k->from) {
             tly_keep_drop(c, k);
             continue;
@@ -250,7 +251,7 @@ void tly_doubt_hand_on(tally_comm *c, struct peer *from)
         k->said = false;
         tly_list_remove(&k->node);
         tly_list_append(&to->doubted, &k->node);
-        struct part *waits = k->part;
+        struct tly_part *waits = k->part;
         if (!waits)
             continue;
         waits->owner = (uint16_t)to->index;

@@ -23,7 +23,7 @@ struct tly_engine_user {
 
 /* What an operation has of shared memory.  The fields are those of this header, engine.c, local.c and team.c.  Owner: the
  * submitting thread until the operation is handed over, then the engine; of a stage's the loop. */
-struct tly_shared {
+struct tly_sharing {
     struct tly_local *engine; /* owned reference; NULL: it goes another way */
     const struct tly_engine_user *user;
     struct tly_local_op op;
@@ -33,35 +33,35 @@ struct tly_shared {
 };
 
 /* It goes to the engine, which gets the reference when it gets the operation. */
-static inline void tly_sharing_take(struct tly_shared *s, struct tly_local *engine,
+static inline void tly_sharing_take(struct tly_sharing *s, struct tly_local *engine,
                                     const struct tly_engine_user *user)
 {
     s->engine = engine;
     s->user = user;
 }
 
-static inline bool tly_sharing_is_direct(const struct tly_shared *s)
+static inline bool tly_sharing_is_direct(const struct tly_sharing *s)
 {
     return s->engine && s->user->direct;
 }
 
-static inline void tly_sharing_wait(struct tly_shared *s, struct tly_event *done, int64_t deadline)
+static inline void tly_sharing_wait(struct tly_sharing *s, struct tly_event *done, int64_t deadline)
 {
     tly_local_wait(s->engine, &s->op, done, deadline);
 }
 
-static inline void tly_sharing_take_back(struct tly_shared *s)
+static inline void tly_sharing_take_back(struct tly_sharing *s)
 {
     tly_local_take_back(s->engine, &s->op);
 }
 
 /* This rank has joined, and does it for another one's sake. */
-static inline void tly_sharing_stand_in(struct tly_shared *s)
+static inline void tly_sharing_stand_in(struct tly_sharing *s)
 {
     s->op.stands_in = true;
 }
 
-static inline void tly_sharing_release(struct tly_shared *s)
+static inline void tly_sharing_release(struct tly_sharing *s)
 {
     tly_local_unref(s->engine);
 }

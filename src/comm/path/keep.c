@@ -32,13 +32,13 @@ void tly_keep_begin(tally_comm *c)
     c->keeps.copies.limit = c->params.retain_memory / local;
 }
 
-static struct keep *make_keep(tally_comm *c)
+static struct tly_keep *make_keep(tally_comm *c)
 {
-    struct keep *k;
+    struct tly_keep *k;
     if (tly_list_empty(&c->keeps.spare)) {
         k = malloc(sizeof *k);
     } else {
-        k = tly_list_entry(c->keeps.spare.next, struct keep, node);
+        k = tly_list_entry(c->keeps.spare.next, struct tly_keep, node);
         tly_list_remove(&k->node);
     }
     if (k) {
@@ -53,7 +53,7 @@ static struct keep *make_keep(tally_comm *c)
     return k;
 }
 
-void tly_keep_drop(tally_comm *c, struct keep *k)
+void tly_keep_drop(tally_comm *c, struct tly_keep *k)
 {
     tly_list_remove(&k->node);
     if (k->from)
@@ -65,9 +65,9 @@ void tly_keep_drop(tally_comm *c, struct keep *k)
 }
 
 /* All that others may have to be told of this is elsewhere now. */
-void tly_keep_settle(tally_comm *c, struct keep *k)
+void tly_keep_settle(tally_comm *c, struct tly_keep *k)
 {
-    struct part *p = k->part;
+    struct tly_part *p = k->part;
     tly_keep_drop(c, k);
     if (p) {
         p->keep = NULL;
@@ -76,7 +76,7 @@ void tly_keep_settle(tally_comm *c, struct keep *k)
 }
 
 /* What the part's result is: of a root that has nothing to receive, its input. */
-const uint8_t *tly_keep_result(const struct part *p, uint32_t *length)
+const uint8_t *tly_keep_result(const struct tly_part *p, uint32_t *length)
 {
     bool root = p->result_length == 0 && p->length > 0;
     *length = root ? p->length : p->result_length;
@@ -84,7 +84,7 @@ const uint8_t *tly_keep_result(const struct part *p, uint32_t *length)
 }
 
 /* Few bytes of the operation are missing: rather than let it wait for all ranks to have this part, copy that aside. */
-static bool keep_copy_aside(tally_comm *c, struct keep *k, const struct part *p)
+static bool keep_copy_aside(tally_comm *c, struct tly_keep *k, const struct tly_part *p)
 {
     if (p->quiet || tly_progress_missing(&p->op->progress) + p->bytes > c->params.retain_bytes)
         return false; /* who only gives must be able to give again */
@@ -99,9 +99,9 @@ static bool keep_copy_aside(tally_comm *c, struct keep *k, const struct part *p)
 }
 
 /* The next delivery of this service. */
-static struct keep *append_keep(struct peer *p)
+static struct tly_keep *append_keep(struct tly_peer *p)
 {
-    struct keep *k = make_keep(p->comm);
+    struct tly_keep *k = make_keep(p->comm);
     if (k)
         tly_list_append(&p->kept, &k->node);
     else
@@ -109,9 +109,9 @@ static struct keep *append_keep(struct peer *p)
     return k;
 }
 
-void tly_keep_part(struct peer *p, struct part *part)
+void tly_keep_part(struct tly_peer *p, struct tly_part *part)
 {
-    struct keep *k = append_keep(p);
+    struct tly_keep *k = append_keep(p);
     if (!k)
         return;
     tly_peer_head(part, &k->head);
@@ -123,9 +123,9 @@ void tly_keep_part(struct peer *p, struct part *part)
     }
 }
 
-void tly_keep_verdict(struct peer *p, const struct tally_op *op, int err, const char *sentence)
+void tly_keep_verdict(struct tly_peer *p, const struct tally_op *op, int err, const char *sentence)
 {
-    struct keep *k = append_keep(p);
+    struct tly_keep *k = append_keep(p);
     if (!k)
         return;
     tly_peer_head(&op->parts[0], &k->head);
@@ -136,9 +136,9 @@ void tly_keep_verdict(struct peer *p, const struct tally_op *op, int err, const 
         tly_comm_fail(p->comm, ENOMEM, "out of memory");
 }
 
-void tly_keep_unasked(struct peer *p, const struct tly_frame *f)
+void tly_keep_unasked(struct tly_peer *p, const struct tly_frame *f)
 {
-    struct keep *k = append_keep(p);
+    struct tly_keep *k = append_keep(p);
     if (!k)
         return;
     k->head = (struct tly_frame){.key = f->key, .round = f->round, .part = f->part};
@@ -147,21 +147,21 @@ void tly_keep_unasked(struct peer *p, const struct tly_frame *f)
 }
 
 /* A verdict counts as stable after a while though a rank has not come for it, and may after its service has died. */
-static void keep_decided(struct peer *p, struct keep *k)
+static void keep_decided(struct tly_peer *p, struct tly_keep *k)
 {
     tly_list_remove(&k->node);
     tly_list_append(&p->decided, &k->node);
     if (++p->decided_count > TLY_VERDICTS) {
-        tly_keep_drop(p->comm, tly_list_entry(p->decided.next, struct keep, node));
+        tly_keep_drop(p->comm, tly_list_entry(p->decided.next, struct tly_keep, node));
         p->decided_count--;
     }
 }
 
-void tly_keep_stable(struct peer *p, uint64_t stable)
+void tly_keep_stable(struct tly_peer *p, uint64_t stable)
 {
     tally_comm *c = p->comm;
     for (; p->stable < stable && !tly_list_empty(&p->kept); p->stable++) {
-        struct keep *k = tly_list_entry(p->kept.next, struct keep, node);
+        struct tly_keep *k = tly_list_entry(p->kept.next, struct tly_keep, node);
         if (k->verdict && p->mortal)
             keep_decided(p, k);
         else
@@ -170,12 +170,12 @@ void tly_keep_stable(struct peer *p, uint64_t stable)
     tly_comm_ended(c);
 }
 
-void tly_keep_drop_all(struct peer *p)
+void tly_keep_drop_all(struct tly_peer *p)
 {
     struct tly_list *lists[] = {&p->kept, &p->doubted, &p->decided};
     for (int i = 0; i < 3; i++)
         while (!tly_list_empty(lists[i]))
-            tly_keep_drop(p->comm, tly_list_entry(lists[i]->next, struct keep, node));
+            tly_keep_drop(p->comm, tly_list_entry(lists[i]->next, struct tly_keep, node));
 }
 
 void tly_keep_finish(tally_comm *c)
@@ -183,6 +183,6 @@ void tly_keep_finish(tally_comm *c)
     for (int i = 0; i < c->services; i++)
         tly_keep_drop_all(&c->peers[i]);
     while (!tly_list_empty(&c->keeps.spare))
-        free(tly_list_entry(tly_list_take(&c->keeps.spare), struct keep, node));
+        free(tly_list_entry(tly_list_take(&c->keeps.spare), struct tly_keep, node));
     tly_pool_trim(&c->keeps.copies);
 }

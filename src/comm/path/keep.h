@@ -12,23 +12,23 @@
 #include "tally/tally.h"
 #include "wire/frame.h"
 
-struct part;
-struct peer;
+struct tly_part;
+struct tly_peer;
 struct tally_op;
 
 /* Something that a service has delivered which may die alone: kept until all ranks have it (the service's `stable`),
  * since after the service's death this rank may be the only one that has it. */
-struct keep {
-    struct tly_list node; /* peer->kept, in the order of delivery; peer->doubted, after the service has gone;
+struct tly_keep {
+    struct tly_list node;  /* peer->kept, in the order of delivery; peer->doubted, after the service has gone;
                         * peer->decided */
-    struct part *part;    /* whose operation waits for this; NULL: it does not */
+    struct tly_part *part; /* whose operation waits for this; NULL: it does not */
     struct tly_frame head;
     uint8_t *data; /* copy, from comm->keeps; NULL: the data are in the tensor, or there are none any more */
     uint32_t length;
     char *verdict; /* owned: it was one */
     int err;
-    bool said;         /* among the doubted: the service has been told */
-    struct peer *from; /* who gave it, if nothing here has waited for it; else NULL */
+    bool said;             /* among the doubted: the service has been told */
+    struct tly_peer *from; /* who gave it, if nothing here has waited for it; else NULL */
 };
 
 /* Keeps that are free, and the memory of all copies. */
@@ -43,18 +43,18 @@ void tly_keep_begin(tally_comm *c);
 /* With all that peers have. */
 void tly_keep_finish(tally_comm *c);
 /* A service that can die alone has delivered a part. */
-void tly_keep_part(struct peer *p, struct part *part);
+void tly_keep_part(struct tly_peer *p, struct tly_part *part);
 /* ... or a verdict on this operation, which is about to end with it. */
-void tly_keep_verdict(struct peer *p, const struct tally_op *op, int err, const char *sentence);
+void tly_keep_verdict(struct tly_peer *p, const struct tally_op *op, int err, const char *sentence);
 /* ... or what no operation here waits for: it has its place in the order of deliveries, and is never passed on. */
-void tly_keep_unasked(struct peer *p, const struct tly_frame *f);
+void tly_keep_unasked(struct tly_peer *p, const struct tly_frame *f);
 /* All ranks have the first `stable` deliveries of this service. */
-void tly_keep_stable(struct peer *p, uint64_t stable);
+void tly_keep_stable(struct tly_peer *p, uint64_t stable);
 /* What the part's result is: of a root that has nothing to receive, its input. */
-const uint8_t *tly_keep_result(const struct part *p, uint32_t *length);
+const uint8_t *tly_keep_result(const struct tly_part *p, uint32_t *length);
 /* All that others may have to be told of this is elsewhere now: its operation need not wait for it. */
-void tly_keep_settle(tally_comm *c, struct keep *k);
-void tly_keep_drop(tally_comm *c, struct keep *k);
-void tly_keep_drop_all(struct peer *p);
+void tly_keep_settle(tally_comm *c, struct tly_keep *k);
+void tly_keep_drop(tally_comm *c, struct tly_keep *k);
+void tly_keep_drop_all(struct tly_peer *p);
 
 #endif

@@ -15,7 +15,7 @@
 
 static void test_unasked(void **state)
 {
-    static struct peer peer;
+    static struct tly_peer peer;
     tally_comm *c = calloc(1, sizeof *c);
     struct tly_frame f = {.type = TLY_RESULT, .length = 64};
     assert_non_null(c);
@@ -23,17 +23,17 @@ static void test_unasked(void **state)
     c->services = 1;
     tly_keep_init(c);
     tly_active_init(&c->active);
-    peer = (struct peer){.comm = c, .mortal = true};
+    peer = (struct tly_peer){.comm = c, .mortal = true};
     tly_list_init(&peer.kept);
     tly_list_init(&peer.doubted);
     tly_list_init(&peer.decided);
     for (uint32_t i = 1; i <= 1000; i++) {
         f.key = i;
         tly_keep_unasked(&peer, &f);
-        assert_int_equal(peer.unasked, i * sizeof(struct keep));
+        assert_int_equal(peer.unasked, i * sizeof(struct tly_keep));
     }
     tly_keep_stable(&peer, 999);
-    assert_int_equal(peer.unasked, sizeof(struct keep));
+    assert_int_equal(peer.unasked, sizeof(struct tly_keep));
     tly_keep_finish(c);
     assert_int_equal(peer.unasked, 0);
     free(c);

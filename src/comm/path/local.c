@@ -133,7 +133,7 @@ void tly_comm_count(const tally_comm *c, uint64_t *ops, uint64_t *bytes)
 static void local_spread_pieces(const struct tally_op *op)
 {
     for (uint32_t i = 1; i < op->part_count; i++) {
-        const struct part *p = &op->parts[i];
+        const struct tly_part *p = &op->parts[i];
         if (p->result_length)
             memcpy(p->landing, op->shared.result + p->root * op->bytes + p->place, p->result_length);
     }
@@ -178,7 +178,7 @@ static int local_begin(tally_comm *c, struct tally_op *op)
 /* mark: the others are to take the way through the service. */
 static void local_enter(struct tally_op *op, bool mark)
 {
-    struct tly_shared *s = &op->shared;
+    struct tly_sharing *s = &op->shared;
     s->mute = mark;
     s->op.mark |= mark;
     s->entered = true;
@@ -200,7 +200,7 @@ static int local_place_pieces(struct tally_op *op)
 }
 
 /* The whole operation goes in with part 0.  The others wait here. */
-static int local_ready(tally_comm *c, struct part *p)
+static int local_ready(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
     if (p->index > 0)
@@ -223,7 +223,7 @@ static bool local_take_back(tally_comm *c, struct tally_op *op)
     return true;
 }
 
-static bool local_landed(tally_comm *c, struct part *p)
+static bool local_landed(tally_comm *c, struct tly_part *p)
 {
     return true; /* it was diverted */
 }
@@ -231,7 +231,7 @@ static bool local_landed(tally_comm *c, struct part *p)
 /* The others wait for this rank's post, whatever comes of the operation here. */
 static void local_withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
-    struct tly_shared *s = &op->shared;
+    struct tly_sharing *s = &op->shared;
     if (!s->entered)
         local_enter(op, true);
     if (!over)
@@ -242,7 +242,7 @@ static void local_withdraw(tally_comm *c, struct tally_op *op, bool over)
     s->result = NULL;
 }
 
-const struct stage tly_stage_engine = {
+const struct tly_stage tly_stage_engine = {
     .does = "waits for other ranks of this machine",
     .shared = true,
     .suits = local_suits,

@@ -4,7 +4,7 @@
 #include "comm/path/queue.h"
 #include "comm/path/stage.h"
 
-static int net_ready(tally_comm *c, struct part *p)
+static int net_ready(tally_comm *c, struct tly_part *p)
 {
     return tly_queue_part(c, p);
 }
@@ -14,5 +14,5 @@ static void net_withdraw(tally_comm *c, struct tally_op *op, bool over)
     tly_queue_withdraw(c, op);
 }
 
-const struct stage tly_stage_net = {
+const struct tly_stage tly_stage_net = {
     .does = "is about to be queued", .ready = net_ready, .withdraw = net_withdraw};

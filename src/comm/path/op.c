@@ -60,7 +60,7 @@ static const uint32_t *op_pair_range(const struct tally_op *op, uint32_t pair)
     return NULL;
 }
 
-struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f)
+struct tly_part *tly_op_find_part(struct tly_peer *peer, const struct tly_frame *f)
 {
     struct tally_op *op = tly_op_find(peer->comm, f);
     if (!op)
@@ -72,7 +72,7 @@ struct part *tly_op_find_part(struct peer *peer, const struct tly_frame *f)
             return NULL;
         at += range[0] - 1;
     }
-    struct part *p = at < op->part_count ? &op->parts[at] : NULL;
+    struct tly_part *p = at < op->part_count ? &op->parts[at] : NULL;
     return p && p->owner == peer->index ? p : NULL;
 }
 
@@ -147,7 +147,7 @@ void tly_op_stage(const struct tally_op *op, char *out, size_t len)
         snprintf(out, len, "other ranks of this machine have sent their parts of it, which are not answered");
         return;
     }
-    const struct part *p = &op->parts[i];
+    const struct tly_part *p = &op->parts[i];
     bool back = tly_chain_holds(p);
     snprintf(out, len, "part %u of %u, which %.200s sums, %s%s", i + 1, op->part_count,
              op->comm->peers[p->owner].name, back ? "has been summed and " : "",
@@ -166,7 +166,7 @@ static int op_queue_parts(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
-void tly_op_settled(tally_comm *c, struct part *p)
+void tly_op_settled(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
     if (--op->progress.left == 0)
@@ -176,7 +176,7 @@ void tly_op_settled(tally_comm *c, struct part *p)
 }
 
 /* The part's result goes inward.  Once all are back at the tensor that is one thing less to wait for. */
-static void op_go_in(tally_comm *c, struct part *p)
+static void op_go_in(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
     if (tly_chain_in(c, p))
@@ -191,7 +191,7 @@ static void op_fail_job(tally_comm *c, const struct tally_op *op, int err)
     tly_comm_fail(c, err, text);
 }
 
-struct part *tly_op_landed(tally_comm *c, struct part *p)
+struct tly_part *tly_op_landed(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
     int spoilt = tly_chain_spoilt(op);
@@ -226,7 +226,7 @@ struct part *tly_op_landed(tally_comm *c, struct part *p)
 /* Part 0 takes the reason home, for all ranks, unless that is past. */
 void tly_op_cancel(tally_comm *c, struct tally_op *op)
 {
-    struct part *p = &op->parts[0];
+    struct tly_part *p = &op->parts[0];
     bool waits = p->state == PART_IDLE; /* in some stage, or not set out */
     if (waits && tly_chain_takes_back(c, op))
         return;
@@ -249,7 +249,7 @@ static int op_begin(tally_comm *c, struct tally_op *op)
                                             : tly_plan_credit(op->epoch->sharing, op->epoch->part_bytes);
     op->progress.missing = 0;
     for (uint32_t i = 0; i < op->part_count && !err; i++) {
-        struct part *p = &op->parts[i];
+        struct tly_part *p = &op->parts[i];
         p->bytes = p->length;
         if (p->state != PART_LANDED)
             op->progress.missing += p->bytes;
@@ -294,7 +294,7 @@ void tly_op_drain(tally_comm *c)
 }
 
 /* In the direction in which it goes. */
-static void op_go_on(tally_comm *c, struct part *p)
+static void op_go_on(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
     if (op->reason && op->parts[0].state == PART_IDLE) /* it has come back (tly_chain_takes_back) */
@@ -309,7 +309,7 @@ static void op_go_on(tally_comm *c, struct part *p)
 static void op_turn_back(tally_comm *c, struct tally_op *op, int place)
 {
     for (uint32_t i = 0; i < op->part_count; i++) {
-        struct part *p = &op->parts[i];
+        struct tly_part *p = &op->parts[i];
         if (p->stage != place || p->state != PART_IDLE)
             continue;
         tly_part_change(p, PART_LANDED);
@@ -321,7 +321,7 @@ static void op_turn_back(tally_comm *c, struct tally_op *op, int place)
 }
 
 /* A stage could not do its work on a part. */
-static void op_fail_part(tally_comm *c, struct part *p)
+static void op_fail_part(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
     if (p->homeward || tly_chain_has_more(op)) { /* the other ranks need what this one still has to push */
@@ -350,7 +350,7 @@ void tly_op_drain_stages(tally_comm *c)
         return;
     /* What ends meanwhile takes its parts and itself out of these lists (tly_chain_withdraw). */
     while (!tly_list_empty(&passed)) {
-        struct part *p = tly_list_entry(tly_list_take(&passed), struct part, node);
+        struct tly_part *p = tly_list_entry(tly_list_take(&passed), struct tly_part, node);
         if (p->err)
             op_fail_part(c, p);
         else

@@ -24,7 +24,7 @@
 static const uint8_t nothing;
 
 /* The first `n` parts of a cut; lengths are the caller's. */
-static int parts_of_cut(tally_comm *c, struct tally_op *op, const struct cut *cut, uint32_t n)
+static int parts_of_cut(tally_comm *c, struct tally_op *op, const struct tly_cut *cut, uint32_t n)
 {
     op->parts = calloc(n, sizeof *op->parts);
     if (!op->parts)
@@ -34,7 +34,7 @@ static int parts_of_cut(tally_comm *c, struct tally_op *op, const struct cut *cu
     op->credit = cut->credit;
     bool backwards = tly_tensor_line_up(op);
     for (uint32_t i = 0; i < n; i++)
-        op->parts[i] = (struct part){
+        op->parts[i] = (struct tly_part){
             .op = op,
             .index = i,
             .number = i,
@@ -51,7 +51,7 @@ static int parts_of_cut(tally_comm *c, struct tally_op *op, const struct cut *cu
 int tly_parts_roll_call(tally_comm *c, struct tally_op *op)
 {
     tly_names_lock(&c->names);
-    const struct cut *cut = tly_tensor_cut(c, op, 0);
+    const struct tly_cut *cut = tly_tensor_cut(c, op, 0);
     int err = cut ? parts_of_cut(c, op, cut, 1) : -ENOMEM;
     tly_names_unlock(&c->names);
     if (!err)
@@ -59,12 +59,12 @@ int tly_parts_roll_call(tally_comm *c, struct tally_op *op)
     return err;
 }
 
-static int whole_parts(tally_comm *c, struct tally_op *op, const struct cut *cut)
+static int whole_parts(tally_comm *c, struct tally_op *op, const struct tly_cut *cut)
 {
     uint64_t place = 0;
     int err = parts_of_cut(c, op, cut, cut->count);
     for (uint32_t i = 0; i < cut->count && !err; i++) {
-        struct part *p = &op->parts[i];
+        struct tly_part *p = &op->parts[i];
         p->place = place;
         p->length = p->result_length = cut->pieces[i].length;
         p->input = op->input ? op->input + place : &nothing;
@@ -77,7 +77,7 @@ static int whole_parts(tally_comm *c, struct tally_op *op, const struct cut *cut
 int tly_parts_whole(tally_comm *c, struct tally_op *op)
 {
     tly_names_lock(&c->names);
-    const struct cut *cut = tly_tensor_cut(c, op, op->bytes);
+    const struct tly_cut *cut = tly_tensor_cut(c, op, op->bytes);
     int err = cut ? tly_chain_cut(c, op, cut) : -ENOMEM;
     if (err > 0)
         err = whole_parts(c, op, cut);
@@ -106,7 +106,7 @@ int tly_parts_more(struct tally_op *op, uint64_t more)
     char title[TLY_TITLE];
     if (more > UINT32_MAX / 2)
         return tly_fail(EINVAL, "%s: too many parts: raise TALLY_PART_BYTES", tly_op_title(op, title));
-    struct part *all = realloc(op->parts, (1 + more) * sizeof *all);
+    struct tly_part *all = realloc(op->parts, (1 + more) * sizeof *all);
     if (!all)
         return tly_fail(ENOMEM, "out of memory");
     op->parts = all;
@@ -125,13 +125,13 @@ static uint32_t part_of_pair(const struct tally_op *op, uint64_t bytes)
 
 /* The parts that one rank gives another.  They go from rank to rank in turn, beginning with our neighbour, so that not
  * all send to one machine at a time. */
-static void pair_parts(tally_comm *c, struct tally_op *op, struct part *p, uint32_t pair, uint64_t bytes,
+static void pair_parts(tally_comm *c, struct tally_op *op, struct tly_part *p, uint32_t pair, uint64_t bytes,
                        const uint8_t *input, uint8_t *landing, int turn)
 {
     uint32_t part = part_of_pair(op, bytes), n = 0;
     for (uint64_t at = 0; at < bytes; at += part, p++, n++) {
         uint32_t length = tly_parts_length(at, bytes, part);
-        *p = (struct part){
+        *p = (struct tly_part){
             .op = op,
             .landing = landing ? landing + at : NULL,
             .input = input ? input + at : NULL,

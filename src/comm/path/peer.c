@@ -51,7 +51,7 @@ enum {
 
 /* --- out ----------------------------------------------------------------------------------------- */
 
-static void peer_send_mark(struct part *p, struct tly_outgoing *out)
+static void peer_send_mark(struct tly_part *p, struct tly_outgoing *out)
 {
     struct tly_writer w = {0};
     tly_write_text(&w, p->op->reason);
@@ -61,7 +61,7 @@ static void peer_send_mark(struct part *p, struct tly_outgoing *out)
 }
 
 /* What has been received is told by the next push, if there will be one; at a step's end at once. */
-static void peer_pace(struct peer *peer, struct tly_link *link)
+static void peer_pace(struct tly_peer *peer, struct tly_link *link)
 {
     tly_link_set_pace(link, NEWS_PARTS * peer->comm->epoch->part_bytes,
                       tly_sched_waits(&peer->queue) ? NEWS_PUSH_MS : NEWS_MS);
@@ -69,11 +69,11 @@ static void peer_pace(struct peer *peer, struct tly_link *link)
 
 static bool peer_next(void *user, struct tly_link *link, struct tly_outgoing *out)
 {
-    struct peer *peer = user;
+    struct tly_peer *peer = user;
     if (tly_outbox_next(&peer->outbox, out, NULL))
         return true;
     tly_queue_admit(peer->comm);
-    struct part *p = peer->first;
+    struct tly_part *p = peer->first;
     if (!p) {
         peer_pace(peer, link);
         return false;
@@ -117,14 +117,14 @@ static bool peer_next(void *user, struct tly_link *link, struct tly_outgoing *ou
 
 static void peer_sent(void *user, struct tly_link *link, void *token)
 {
-    struct part *p = token;
+    struct tly_part *p = token;
     if (--p->frames == 0 && p->state == PART_SENT)
         tly_part_stamp(p, TLY_AT_SENT);
 }
 
 /* --- in ------------------------------------------------------------------------------------------ */
 
-static bool peer_awaits_result(const struct part *p)
+static bool peer_awaits_result(const struct tly_part *p)
 {
     switch (p->state) {
     case PART_QUEUED: /* again: what was had before may come meanwhile */
@@ -138,7 +138,7 @@ static bool peer_awaits_result(const struct part *p)
 }
 
 /* Then what has not landed yet is the input still, and must stay whole: it may have to be given again. */
-static bool peer_lands_over_input(const struct part *p)
+static bool peer_lands_over_input(const struct tly_part *p)
 {
     return p->input && p->landing < p->input + p->length && p->input < p->landing + p->result_length;
 }
@@ -146,13 +146,13 @@ static bool peer_lands_over_input(const struct part *p)
 static int peer_header(void *user, struct tly_link *link, const struct tly_frame *f, struct tly_landing *land,
                        const char **why)
 {
-    struct peer *peer = user;
+    struct tly_peer *peer = user;
     if (!tly_frame_goes(f->type, TLY_SERVICE_TO_RANK)) {
         *why = "a message that a rank does not take";
         return -EPROTO;
     }
     if (f->type == TLY_RESULT) {
-        struct part *p = tly_op_find_part(peer, f);
+        struct tly_part *p = tly_op_find_part(peer, f);
         if (!p || !peer_awaits_result(p))
             return 0; /* of something that has failed meanwhile, or that has landed before */
         bool ends = f->offset + f->payload == f->length;
@@ -172,7 +172,7 @@ static int peer_header(void *user, struct tly_link *link, const struct tly_frame
     return 0;
 }
 
-static void peer_count_received(struct peer *peer, uint32_t bytes)
+static void peer_count_received(struct tly_peer *peer, uint32_t bytes)
 {
     struct tly_counts counts = {.received = ++peer->received};
     if (peer->link) /* what has come may just have failed the communicator */
@@ -180,14 +180,14 @@ static void peer_count_received(struct peer *peer, uint32_t bytes)
 }
 
 /* The ranks that only give keep their input until this root has the result, and their operations wait for that news. */
-static bool peer_givers_wait(struct peer *peer, const struct part *p)
+static bool peer_givers_wait(struct tly_peer *peer, const struct tly_part *p)
 {
     return p && p->op->call->reduces && p->op->call->root && peer->mortal && !tly_sched_waits(&peer->queue);
 }
 
-static void peer_on_result(struct peer *peer, const struct tly_frame *f, const void *data)
+static void peer_on_result(struct tly_peer *peer, const struct tly_frame *f, const void *data)
 {
-    struct part *p = tly_op_find_part(peer, f);
+    struct tly_part *p = tly_op_find_part(peer, f);
     bool last = f->flags & TLY_LAST, urgent = peer_givers_wait(peer, p);
     if (p && peer_awaits_result(p) && (data || f->payload == 0)) {
         p->landed += f->payload;
@@ -214,7 +214,7 @@ static struct tally_op *peer_find_mark(tally_comm *c, const struct tly_frame *f)
     return NULL;
 }
 
-static void peer_on_verdict(struct peer *peer, const struct tly_frame *f, const void *data)
+static void peer_on_verdict(struct tly_peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};
     char sentence[TLY_SENTENCE];
@@ -235,7 +235,7 @@ static void peer_on_verdict(struct peer *peer, const struct tly_frame *f, const 
     peer_count_received(peer, f->payload);
 }
 
-static void peer_tell_spec(struct peer *peer, const struct tly_frame *f)
+static void peer_tell_spec(struct tly_peer *peer, const struct tly_frame *f)
 {
     char text[400] = "no such operation";
     struct tally_op *op = tly_op_find(peer->comm, f);
@@ -252,7 +252,7 @@ static void peer_tell_spec(struct peer *peer, const struct tly_frame *f)
 }
 
 /* Home says who is late. */
-static void peer_on_late(struct peer *peer, const struct tly_frame *f, const void *data)
+static void peer_on_late(struct tly_peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};
     struct tally_op *op = tly_op_find(peer->comm, f);
@@ -267,7 +267,7 @@ static void peer_on_late(struct peer *peer, const struct tly_frame *f, const voi
         tly_warn("comm", "%s has waited %.0f s for rank %s", tly_op_title(op, title), seconds, ranks);
 }
 
-static void peer_on_report(struct peer *peer, const struct tly_frame *f, const void *data)
+static void peer_on_report(struct tly_peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};
     tally_comm *c = peer->comm;
@@ -276,7 +276,7 @@ static void peer_on_report(struct peer *peer, const struct tly_frame *f, const v
     tly_report_came(&c->reports, &peer->reported);
 }
 
-static void peer_on_pace(struct peer *peer, const struct tly_frame *f, const void *data)
+static void peer_on_pace(struct tly_peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};
     uint64_t sending_us = tly_read64(&r);
@@ -294,7 +294,7 @@ static uint64_t peer_largest_window(const struct tly_roster *r)
 static int peer_frame(void *user, struct tly_link *link, const struct tly_frame *f, void *data,
                       const char **why)
 {
-    struct peer *peer = user;
+    struct tly_peer *peer = user;
     tally_comm *c = peer->comm;
     tly_queue_accepted(peer, tly_count_extend(peer->accepted, f->accepted));
     tly_sched_grant(&peer->queue, tly_count_extend(peer->queue.granted, f->granted));
@@ -311,7 +311,7 @@ static int peer_frame(void *user, struct tly_link *link, const struct tly_frame 
         *why = "it keeps asking and reads no answers";
         return -EPROTO;
     }
-    struct part *p;
+    struct tly_part *p;
     switch (f->type) {
     case TLY_RESULT:
         peer_on_result(peer, f, data);
@@ -351,7 +351,7 @@ static int peer_frame(void *user, struct tly_link *link, const struct tly_frame 
 
 static void peer_opened(void *user, struct tly_link *link)
 {
-    struct peer *peer = user;
+    struct tly_peer *peer = user;
     tally_comm *c = peer->comm;
     double patience = c->params.dead_timeout;
     if (peer->mortal && patience > TALLYD_SILENCE_S)
@@ -374,7 +374,7 @@ static void peer_opened(void *user, struct tly_link *link)
 
 /* The service cannot be reached.  Without a tallyd the job goes on.  Where a machine's service cannot be reached a rank
  * may have died: the coordinator knows better, and says the same to all. */
-void tly_peer_give_up(struct peer *peer, const char *why)
+void tly_peer_give_up(struct tly_peer *peer, const char *why)
 {
     tally_comm *c = peer->comm;
     char sentence[400], here[80] = "this machine";
@@ -396,11 +396,11 @@ void tly_peer_give_up(struct peer *peer, const char *why)
     tly_comm_doom(c, 0, EXPLAIN_MS * TLY_MS, sentence);
 }
 
-static int peer_dial(struct peer *p);
+static int peer_dial(struct tly_peer *p);
 
 static void peer_closed(void *user, struct tly_link *link, int err, const char *why)
 {
-    struct peer *peer = user;
+    struct tly_peer *peer = user;
     tally_comm *c = peer->comm;
     bool was_open = peer->open;
     uint32_t worse = tly_link_skip(link, &c->member.roster.services[peer->index].at);
@@ -442,7 +442,7 @@ static const struct tly_link_user calls = {
     .sent = peer_sent,
     .closed = peer_closed};
 
-static int peer_dial(struct peer *p)
+static int peer_dial(struct tly_peer *p)
 {
     tally_comm *c = p->comm;
     const struct tly_roster_service *s = &c->member.roster.services[p->index];
@@ -459,7 +459,7 @@ static int peer_dial(struct peer *p)
     return err ? tly_fail(-err, "%s", strerror(-err)) : 0; /* the caller names both ends */
 }
 
-void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index)
+void tly_peer_init(struct tly_peer *p, tally_comm *c, uint32_t index)
 {
     p->comm = c;
     p->index = index;
@@ -471,7 +471,7 @@ void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index)
     tly_list_init(&p->decided);
 }
 
-int tly_peer_connect(struct peer *p)
+int tly_peer_connect(struct tly_peer *p)
 {
     p->dialling.at = p->comm->loop.awake;
     const struct tly_roster *roster = &p->comm->member.roster;
@@ -483,7 +483,7 @@ int tly_peer_connect(struct peer *p)
     return peer_dial(p);
 }
 
-void tly_peer_drop(struct peer *p)
+void tly_peer_drop(struct tly_peer *p)
 {
     tly_link_destroy(p->link);
     p->link = NULL;
@@ -495,12 +495,12 @@ void tly_peer_drop(struct peer *p)
 }
 
 /* Has anybody on another host been heard in the last `ns`?  Else we may be the ones that are cut off. */
-static bool peer_hears_others(const struct peer *silent, int64_t ns)
+static bool peer_hears_others(const struct tly_peer *silent, int64_t ns)
 {
     const tally_comm *c = silent->comm;
     int64_t since = c->loop.awake - ns;
     for (int i = 0; i <= c->services; i++) {
-        const struct peer *p = i < c->services ? &c->peers[i] : NULL;
+        const struct tly_peer *p = i < c->services ? &c->peers[i] : NULL;
         const struct tly_link *link = p ? p->link : c->member.link;
         if (p == silent || !link || !tly_link_is_open(link) || tly_link_heard_at(link) < since)
             continue;
@@ -512,7 +512,7 @@ static bool peer_hears_others(const struct peer *silent, int64_t ns)
 
 /* A tallyd that gives no sign of life while operations wait costs the whole job its time, and out it loses nothing: so it is
  * judged soon, but only by a loop that ran all that time, and only if the path is known to be well. */
-static void peer_look_for_life(struct peer *p)
+static void peer_look_for_life(struct tly_peer *p)
 {
     tally_comm *c = p->comm;
     bool reached;
@@ -528,7 +528,7 @@ static void peer_look_for_life(struct peer *p)
     peer_closed(p, p->link, ETIMEDOUT, why);
 }
 
-void tly_peer_tick(struct peer *p)
+void tly_peer_tick(struct tly_peer *p)
 {
     tally_comm *c = p->comm;
     peer_look_for_life(p);
@@ -547,7 +547,7 @@ void tly_peer_tick(struct peer *p)
         tly_peer_give_up(p, tly_error());
 }
 
-void tly_peer_finish(struct peer *p)
+void tly_peer_finish(struct tly_peer *p)
 {
     tly_link_destroy(p->link);
     p->link = NULL;

@@ -14,7 +14,7 @@
 #include "transport/outbox.h"
 #include "transport/transport.h"
 
-struct part;
+struct tly_part;
 struct tally_op;
 
 /* How it is reached.  Owner: peer.c. */
@@ -26,13 +26,13 @@ struct tly_dialling {
 };
 
 /* The connection to one summation service.  Owner: the loop. */
-struct peer {
+struct tly_peer {
     tally_comm *comm;
     uint32_t index;
     struct tly_link *link;
     char name[200];
-    struct tly_sched_queue queue; /* of parts; its window, in charge bytes */
-    struct part *first, *last;    /* admitted */
+    struct tly_sched_queue queue;  /* of parts; its window, in charge bytes */
+    struct tly_part *first, *last; /* admitted */
     struct tly_outbox outbox;
     uint64_t accepted;       /* of what was handed over */
     uint64_t received;       /* results landed */
@@ -58,22 +58,22 @@ struct peer {
 
 /* post.c */
 /* Send a control frame to the service; out of memory: the communicator fails. */
-void tly_peer_post(struct peer *p, const struct tly_frame *f, const void *data, size_t len);
+void tly_peer_post(struct tly_peer *p, const struct tly_frame *f, const void *data, size_t len);
 /* The header of a push of this part, from which those of all other frames about it are made. */
-void tly_peer_head(const struct part *p, struct tly_frame *f);
+void tly_peer_head(const struct tly_part *p, struct tly_frame *f);
 /* Ask an operation's home for whom it waits (tly_op_set_late). */
-void tly_peer_ask_late(struct peer *p, const struct tally_op *op);
+void tly_peer_ask_late(struct tly_peer *p, const struct tally_op *op);
 
 /* peer.c */
-void tly_peer_init(struct peer *p, tally_comm *c, uint32_t index);
+void tly_peer_init(struct tly_peer *p, tally_comm *c, uint32_t index);
 /* To the service of this place in the newest roster. */
-int tly_peer_connect(struct peer *p);
+int tly_peer_connect(struct tly_peer *p);
 /* The service cannot be reached: tell the coordinator, which decides for all.  why: a sentence's end. */
-void tly_peer_give_up(struct peer *p, const char *why);
+void tly_peer_give_up(struct tly_peer *p, const char *why);
 /* Forget the connection; nothing follows. */
-void tly_peer_drop(struct peer *p);
+void tly_peer_drop(struct tly_peer *p);
 /* Try again, or give up, where the connection is lost. */
-void tly_peer_tick(struct peer *p);
-void tly_peer_finish(struct peer *p);
+void tly_peer_tick(struct tly_peer *p);
+void tly_peer_finish(struct tly_peer *p);
 
 #endif

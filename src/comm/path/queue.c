@@ -25,7 +25,7 @@
 
 /* The window counts a part's bytes, whichever way they go.  The credit counts what is handed to the card, and a request or
  * an offer brings nothing. */
-static void queue_measure(struct part *p)
+static void queue_measure(struct tly_part *p)
 {
     bool brings = p->input && !p->offer;
     p->task.bytes = tly_charge(p->length);
@@ -35,9 +35,9 @@ static void queue_measure(struct part *p)
 /* The core starts it. */
 static void queue_admit(struct tly_task *task)
 {
-    struct part *p = tly_part_of(task);
+    struct tly_part *p = tly_part_of(task);
     tally_comm *c = p->op->comm;
-    struct peer *peer = &c->peers[p->owner];
+    struct tly_peer *peer = &c->peers[p->owner];
     tly_part_change(p, PART_ADMITTED);
     p->next = NULL;
     if (!tly_chain_is_empty(&p->op->chain) && !p->mark)
@@ -52,9 +52,9 @@ static void queue_admit(struct tly_task *task)
     peer->last = p;
 }
 
-int tly_queue_part(tally_comm *c, struct part *p)
+int tly_queue_part(tally_comm *c, struct tly_part *p)
 {
-    struct peer *peer = &c->peers[p->owner];
+    struct tly_peer *peer = &c->peers[p->owner];
     const struct tally_op *op = p->op;
     int err = p->group & TLY_PAIR ? 0 : tly_group_tell(peer, p->group);
     if (err)
@@ -83,7 +83,7 @@ void tly_queue_admit(tally_comm *c)
         tly_local_blocked(c->local, c->sched.shut);
 }
 
-void tly_queue_accepted(struct peer *peer, uint64_t accepted)
+void tly_queue_accepted(struct tly_peer *peer, uint64_t accepted)
 {
     if (accepted <= peer->accepted)
         return;
@@ -94,10 +94,10 @@ void tly_queue_accepted(struct peer *peer, uint64_t accepted)
 }
 
 /* An admitted part does not go on: what it has not sent is no longer in flight. */
-static void queue_retract(tally_comm *c, struct part *p)
+static void queue_retract(tally_comm *c, struct tly_part *p)
 {
-    struct peer *peer = &c->peers[p->owner];
-    struct part **at = &peer->first, *before = NULL;
+    struct tly_peer *peer = &c->peers[p->owner];
+    struct tly_part **at = &peer->first, *before = NULL;
     while (*at && *at != p) {
         before = *at;
         at = &(*at)->next;
@@ -121,10 +121,10 @@ static bool queue_is_part(struct tly_task *task, void *part)
     return tly_part_of(task) == part;
 }
 
-void tly_queue_remove(struct part *p)
+void tly_queue_remove(struct tly_part *p)
 {
     tally_comm *c = p->op->comm;
-    struct peer *peer = &c->peers[p->owner];
+    struct tly_peer *peer = &c->peers[p->owner];
     if (p->state == PART_QUEUED)
         tly_sched_drop(&peer->queue, queue_is_part, p);
     else if (p->state == PART_ADMITTED)
@@ -135,7 +135,7 @@ void tly_queue_remove(struct part *p)
 }
 
 /* reason: to home, for all ranks; NULL: what has come of it is not needed any more. */
-static void queue_cancel(tally_comm *c, struct part *p, const char *reason)
+static void queue_cancel(tally_comm *c, struct tly_part *p, const char *reason)
 {
     struct tly_frame f;
     struct tly_writer w = {0};
@@ -151,7 +151,7 @@ static void queue_cancel(tally_comm *c, struct part *p, const char *reason)
 
 void tly_queue_cancel(tally_comm *c, struct tally_op *op)
 {
-    struct part *p = &op->parts[0];
+    struct tly_part *p = &op->parts[0];
     bool admitted = p->state == PART_ADMITTED;
     if (p->state == PART_LANDED)
         return; /* all have begun it: it ends by itself */
@@ -173,8 +173,8 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
 {
     bool queued = false;
     for (uint32_t i = 0; i < op->part_count; i++) {
-        struct part *p = &op->parts[i];
-        struct peer *peer = &c->peers[p->owner];
+        struct tly_part *p = &op->parts[i];
+        struct tly_peer *peer = &c->peers[p->owner];
         queued |= p->state == PART_QUEUED;
         if (p->state == PART_ADMITTED)
             queue_retract(c, p);
@@ -192,7 +192,7 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
 }
 
 /* The service had to drop it, or was only offered it, or its connection or service was lost. */
-void tly_queue_again(tally_comm *c, struct part *p, uint32_t start)
+void tly_queue_again(tally_comm *c, struct tly_part *p, uint32_t start)
 {
     if (start > p->length || (p->state == PART_QUEUED && p->start == start))
         return;
@@ -206,7 +206,7 @@ void tly_queue_again(tally_comm *c, struct part *p, uint32_t start)
         tly_comm_fail(c, ENOMEM, "out of memory");
 }
 
-void tly_queue_lost(struct peer *p)
+void tly_queue_lost(struct tly_peer *p)
 {
     tly_sched_close(&p->queue);
     tly_traffic_accepted(p);

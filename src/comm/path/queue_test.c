@@ -21,10 +21,10 @@ enum { PART = 1 << 20, PARTS = 4 };
 
 static struct {
     tally_comm *c;
-    struct peer peers[2];
-    struct epoch epoch;
+    struct tly_peer peers[2];
+    struct tly_epoch epoch;
     struct tally_op op;
-    struct part part[PARTS];
+    struct tly_part part[PARTS];
     uint8_t input[64];
 } f;
 
@@ -55,7 +55,7 @@ static int end(void **state)
 
 static void queue_part(uint32_t i, uint16_t owner, const uint8_t *input)
 {
-    f.part[i] = (struct part){
+    f.part[i] = (struct tly_part){
         .op = &f.op, .order = i, .length = PART, .owner = owner, .group = TLY_PAIR, .input = input};
     assert_int_equal(tly_queue_part(f.c, &f.part[i]), 0);
 }
@@ -88,7 +88,7 @@ static void test_the_most_urgent_goes_first(void **state)
     other.sequence = 1;
     for (uint32_t i = 0; i < 2; i++)
         queue_part(i, 0, f.input);
-    f.part[2] = (struct part){.op = &other, .length = PART, .group = TLY_PAIR, .input = f.input};
+    f.part[2] = (struct tly_part){.op = &other, .length = PART, .group = TLY_PAIR, .input = f.input};
     assert_int_equal(tly_queue_part(f.c, &f.part[2]), 0);
     tly_queue_admit(f.c); /* a quarter of the credit */
     assert_int_equal(f.part[2].state, PART_ADMITTED);
@@ -147,7 +147,7 @@ static void test_what_has_landed_waits_no_longer(void **state)
         tly_queue_accepted(&f.peers[0], i * PART);
         tly_queue_admit(f.c);
     }
-    for (const struct part *p = f.peers[0].first; p; p = p->next)
+    for (const struct tly_part *p = f.peers[0].first; p; p = p->next)
         assert_true(p == &f.part[1] || p == &f.part[2]);
     assert_false(tly_sched_waits(&f.peers[0].queue));
     assert_int_equal(f.part[0].state, PART_LANDED);

@@ -40,9 +40,9 @@
 #include "comm/op/op.h"
 #include "comm/op/part.h"
 
-struct cut;
+struct tly_cut;
 
-struct stage {
+struct tly_stage {
     const char *does; /* for users, of a part that it has, either way: "is not summed on this machine yet" */
     bool vouches;
     /* The ranks of a machine go through it together.  The others wait for part 0, so no stage behind it vouches.  It has parts on
@@ -57,19 +57,19 @@ struct stage {
     void (*alone)(tally_comm *c, struct tally_op *op);
     /* In the loop, as all below; names.lock held.  Cut a whole tensor, by a cut of all its bytes.  -ENOMEM.  NULL: it is cut as
      * without this stage. */
-    int (*cut)(tally_comm *c, struct tally_op *op, const struct cut *cut);
+    int (*cut)(tally_comm *c, struct tally_op *op, const struct tly_cut *cut);
     /* The operation's parts are cut.  -errno, with a sentence (tly_error). */
     int (*begin)(tally_comm *c, struct tally_op *op);
     /* The other parts have been cut: op->parts has moved, and has more of them.  -ENOMEM: the communicator fails.  Or NULL. */
     int (*more)(tally_comm *c, struct tally_op *op);
     /* The part's input is there, or it asks for another rank's data (`input` is NULL).  1: this stage is done with it; 0: it
      * will be (tly_stage_passed); -ENOMEM: the communicator fails. */
-    int (*ready)(tally_comm *c, struct part *p);
+    int (*ready)(tally_comm *c, struct tly_part *p);
     /* The network has admitted a part with its data, which this stage has handed on.  This may come after a withdrawal.  Or
      * NULL. */
-    void (*admitted)(struct part *p);
+    void (*admitted)(struct tly_part *p);
     /* The part's result is where this stage wanted it.  True: it is also where it belonged before; false: it will be. */
-    bool (*landed)(tally_comm *c, struct part *p);
+    bool (*landed)(tally_comm *c, struct tly_part *p);
     /* It has part 0, and this rank takes the operation back.  True: it asks the other ranks, and says that the parts have passed,
      * or that it is over.  False: it has said that.  NULL: the operation can be taken back at once. */
     bool (*take_back)(tally_comm *c, struct tally_op *op);
@@ -82,22 +82,22 @@ struct stage {
 
 /* stages.c */
 /* The stage at this place, or NULL. */
-const struct stage *tly_stage_at(int place);
+const struct tly_stage *tly_stage_at(int place);
 /* Is there any before it? */
 bool tly_stage_follows(int place);
 /* Put a stage at a free place, before any communicator is opened.  -EEXIST. */
-int tly_stage_register(enum stage_place place, const struct stage *s);
+int tly_stage_register(enum tly_stage_place place, const struct tly_stage *s);
 
 /* chain.c, for stages, from any thread */
 /* Done with the part, in the direction in which it came. */
-void tly_stage_passed(struct part *p);
+void tly_stage_passed(struct tly_part *p);
 /* ... or it cannot be done.  err is positive. */
-void tly_stage_failed(struct part *p, int err, const char *sentence);
+void tly_stage_failed(struct tly_part *p, int err, const char *sentence);
 /* All parts that have not come back from this stage have. */
-void tly_stage_over(struct tally_op *op, enum stage_place place);
+void tly_stage_over(struct tally_op *op, enum tly_stage_place place);
 /* The stage cannot go on with the operation.  It ends with this, unless its home says more within a while. */
 void tly_stage_lost(struct tally_op *op, int err, const char *sentence);
 
-extern const struct stage tly_stage_engine, tly_stage_team, tly_stage_net;
+extern const struct tly_stage tly_stage_engine, tly_stage_team, tly_stage_net;
 
 #endif

@@ -4,13 +4,13 @@
 #include "comm/path/chain.h"
 #include "comm/path/stage.h"
 
-static const struct stage *stages[] = {[STAGE_DEVICE] = NULL,
-                                       [STAGE_ENGINE] = &tly_stage_engine,
-                                       [STAGE_TEAM] = &tly_stage_team,
-                                       [STAGE_CODEC] = NULL,
-                                       [STAGE_NET] = &tly_stage_net};
+static const struct tly_stage *stages[] = {[STAGE_DEVICE] = NULL,
+                                           [STAGE_ENGINE] = &tly_stage_engine,
+                                           [STAGE_TEAM] = &tly_stage_team,
+                                           [STAGE_CODEC] = NULL,
+                                           [STAGE_NET] = &tly_stage_net};
 
-const struct stage *tly_stage_at(int place)
+const struct tly_stage *tly_stage_at(int place)
 {
     return stages[place];
 }
@@ -23,7 +23,7 @@ bool tly_stage_follows(int place)
     return false;
 }
 
-int tly_stage_register(enum stage_place place, const struct stage *s)
+int tly_stage_register(enum tly_stage_place place, const struct tly_stage *s)
 {
     if (stages[place])
         return -EEXIST;

@@ -38,12 +38,12 @@
 /* Below this, the roll call and the hand-overs cost more than pushing twice. */
 enum { LEAST_BYTES = 16 << 10 };
 
-static struct part *team_stage_part(struct tly_local_piece *piece)
+static struct tly_part *team_stage_part(struct tly_local_piece *piece)
 {
-    return tly_list_entry(piece, struct part, shard.piece);
+    return tly_list_entry(piece, struct tly_part, shard.piece);
 }
 
-static bool team_stage_team_carries(const struct part *p)
+static bool team_stage_team_carries(const struct tly_part *p)
 {
     return p->shard.piece.op != NULL;
 }
@@ -158,7 +158,7 @@ static void team_stage_team_take(tally_comm *c, struct tally_op *op)
 
 /* What goes to one service is carried by all ranks of a machine in turn, so that all have the same to do, and each its
  * share of the card.  Of parts that others carry nothing is known here. */
-static int team_stage_team_cut(tally_comm *c, struct tally_op *op, const struct cut *cut)
+static int team_stage_team_cut(tally_comm *c, struct tally_op *op, const struct tly_cut *cut)
 {
     static const uint8_t nothing;
     uint32_t *turn = calloc((size_t)op->epoch->services, sizeof *turn), mine = 0;
@@ -169,29 +169,29 @@ static int team_stage_team_cut(tally_comm *c, struct tally_op *op, const struct 
     }
     op->part_count = 1 + cut->count;
     op->credit = cut->credit;
-    op->parts[0] = (struct part){.op = op,
-                                 .input = &nothing,
-                                 .owner = tly_epoch_owner(c, op->epoch, op->key, 0, cut->pieces[0].owner),
-                                 .dtype = op->dtype};
+    op->parts[0] = (struct tly_part){.op = op,
+                                     .input = &nothing,
+                                     .owner = tly_epoch_owner(c, op->epoch, op->key, 0, cut->pieces[0].owner),
+                                     .dtype = op->dtype};
     bool backwards = tly_tensor_line_up(op);
     op->shared.op.priority = op->urgency; /* the engine sums in the order in which the network sends */
     uint64_t place = 0;
     /* Who carries what is the same on all ranks; in which order each sends it need not be. */
     for (uint32_t i = 0; i < cut->count; i++) {
-        struct part *p = &op->parts[i + 1];
+        struct tly_part *p = &op->parts[i + 1];
         uint16_t dealt = cut->pieces[i].owner;
         uint32_t length = cut->pieces[i].length;
         const struct tally_group *g = c->teams.carry[(turn[dealt]++ + dealt) % (unsigned)c->teams.lists];
-        *p = (struct part){.op = op,
-                           .state = PART_LANDED,
-                           .owner = dealt,
-                           .index = i + 1,
-                           .place = place,
-                           .length = length,
-                           .result_length = length,
-                           .dtype = op->dtype};
+        *p = (struct tly_part){.op = op,
+                               .state = PART_LANDED,
+                               .owner = dealt,
+                               .index = i + 1,
+                               .place = place,
+                               .length = length,
+                               .result_length = length,
+                               .dtype = op->dtype};
         if (g->ranks[c->machine] == (uint32_t)c->rank) {
-            *p = (struct part){
+            *p = (struct tly_part){
                 .op = op,
                 .place = place,
                 .index = i + 1,
@@ -228,7 +228,7 @@ static int team_stage_team_begin(tally_comm *c, struct tally_op *op)
 
 /* The roll call comes when all parts have: then the others may read this rank's input, and the engine sums the parts in its
  * own order. */
-static int team_stage_team_ready(tally_comm *c, struct part *p)
+static int team_stage_team_ready(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
     if (p->index > 0)
@@ -240,14 +240,14 @@ static int team_stage_team_ready(tally_comm *c, struct part *p)
     return 1;
 }
 
-static void team_stage_team_admitted(struct part *p)
+static void team_stage_team_admitted(struct tly_part *p)
 {
     if (team_stage_team_carries(p))
         tly_local_sent(p->op->shared.engine, &p->shard.piece);
 }
 
 /* The engine copies it to the others.  That all have come here it says of the operation. */
-static bool team_stage_team_landed(tally_comm *c, struct part *p)
+static bool team_stage_team_landed(tally_comm *c, struct tly_part *p)
 {
     if (p->index == 0)
         return true;
@@ -273,7 +273,7 @@ static void team_stage_team_withdraw(tally_comm *c, struct tally_op *op, bool ov
     op->shared.op.borrowed = NULL;
 }
 
-const struct stage tly_stage_team = {
+const struct tly_stage tly_stage_team = {
     .does = "is not summed on this machine yet",
     .shared = true,
     .suits = team_stage_team_suits,
@@ -289,7 +289,7 @@ const struct stage tly_stage_team = {
 
 void tly_team_summed(void *comm, struct tly_local_piece *piece)
 {
-    struct part *p = team_stage_part(piece);
+    struct tly_part *p = team_stage_part(piece);
     p->input = p->landing = p->op->shared.op.sums + p->place;
     tly_stage_passed(p);
 }

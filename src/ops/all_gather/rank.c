@@ -88,7 +88,7 @@ static void gather_lay_out(tally_comm *c, struct tally_op *op, int n, const uint
                            struct tly_relay *r, uint8_t *to)
 {
     const struct tally_group *g = op->group;
-    struct part *p = op->parts + 1;
+    struct tly_part *p = op->parts + 1;
     uint64_t most = 0;
     for (int i = 0; i < n; i++)
         most = piece[i] > most ? piece[i] : most;
@@ -101,7 +101,7 @@ static void gather_lay_out(tally_comm *c, struct tally_op *op, int n, const uint
             uint32_t index = (uint32_t)(p - op->parts);
             int service = tly_relay_next(r, tly_service_of(c, g->ranks[i]), length);
             bool mine = i == g->rank;
-            *p++ = (struct part){
+            *p++ = (struct tly_part){
                 .op = op,
                 .landing = start + at,
                 .input = mine ? op->input + at : NULL,
@@ -224,7 +224,7 @@ static int gather_cut(tally_comm *c, struct tally_op *op)
     int err = tly_parts_roll_call(c, op);
     if (err || op->even)
         return err ? err : gather_even_parts(c, op);
-    struct part *p = &op->parts[0];
+    struct tly_part *p = &op->parts[0];
     own->first_dim = tly_spec_first_dim(&op->spec);
     p->input = (const uint8_t *)&own->first_dim;
     p->landing = (uint8_t *)own->first_dims;

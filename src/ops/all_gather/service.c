@@ -15,13 +15,13 @@
 #include "sum/slot.h"
 #include "tally/tally.h"
 
-static const char *list_check(const struct tly_frame *f, const struct members *who)
+static const char *list_check(const struct tly_frame *f, const struct tly_members *who)
 {
     bool fits = f->length == 0 || (f->dtype == TALLY_INT64 && f->length == sizeof(int64_t));
     return fits ? NULL : "a list of another size";
 }
 
-static uint32_t list_length(const struct tly_frame *f, const struct members *who, uint32_t rank)
+static uint32_t list_length(const struct tly_frame *f, const struct tly_members *who, uint32_t rank)
 {
     return f->length * who->count;
 }
@@ -32,10 +32,10 @@ static bool list_spares(const struct tly_frame *f)
     return f->root;
 }
 
-static void list_advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
+static void list_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
 {
     for (uint32_t i = 0; i < r->who->count; i++) {
-        const struct slot *slot = &r->slots[r->who->rank[i]];
+        const struct tly_slot *slot = &r->slots[r->who->rank[i]];
         uint8_t *at = r->result + (size_t)i * r->head.length;
         if (slot->state == SLOT_JOINED)
             memset(at, 0, r->head.length);

@@ -41,7 +41,7 @@ static int reduce_cut(tally_comm *c, struct tally_op *op)
 {
     int err = tly_parts_whole(c, op);
     for (uint32_t i = 0; i < op->part_count && !err && op->root != (uint32_t)c->rank; i++) {
-        struct part *p = &op->parts[i];
+        struct tly_part *p = &op->parts[i];
         p->quiet = true;
         p->result_length = 0;
         p->landing = NULL;
@@ -75,7 +75,7 @@ static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
     int err = tly_parts_more(op, total);
     if (err)
         return err;
-    struct part *p = op->parts + 1;
+    struct tly_part *p = op->parts + 1;
     for (uint64_t n = 0, at = 0; n < most; n++, at += part) {
         uint64_t start = 0;
         for (int i = 0; i < g->size; i++) {
@@ -84,7 +84,7 @@ static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
             if (at < bytes) {
                 uint32_t length = tly_parts_length(at, bytes, part);
                 uint32_t index = (uint32_t)(p - op->parts);
-                *p++ = (struct part){
+                *p++ = (struct tly_part){
                     .op = op,
                     .landing = mine ? op->output + at : NULL,
                     .input = op->input + start + at,

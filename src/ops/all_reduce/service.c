@@ -14,7 +14,7 @@
 #include "sum/session.h"
 #include "sum/slot.h"
 
-static const char *sum_check(const struct tly_frame *f, const struct members *who)
+static const char *sum_check(const struct tly_frame *f, const struct tly_members *who)
 {
     struct tly_reduction how = {f->dtype, f->op, who->count, f->prescale, f->postscale};
     const char *why = "unknown reduction";
@@ -27,10 +27,10 @@ static bool sum_spares(const struct tly_frame *f)
     return true;
 }
 
-static uint8_t *sum_place(const struct round *r)
+static uint8_t *sum_place(const struct tly_round *r)
 {
     for (uint32_t i = 0; i < r->who->count; i++) {
-        const struct slot *slot = &r->slots[r->who->rank[i]];
+        const struct tly_slot *slot = &r->slots[r->who->rank[i]];
         if (!slot->loan && slot->data)
             return slot->data;
     }
@@ -38,17 +38,17 @@ static uint8_t *sum_place(const struct round *r)
 }
 
 /* Ranks in the sum.  Where carriers push for their machines, the frame says how many ranks those are, less one. */
-static uint32_t sum_divisor(const struct round *r)
+static uint32_t sum_divisor(const struct tly_round *r)
 {
     return r->rule->carried && r->head.root ? r->head.root + 1 : r->who->count;
 }
 
-static void sum_advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
+static void sum_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
 {
     const struct tly_frame *h = &r->head;
     size_t element = tly_reduce_element_size(h->dtype);
-    const struct members *who = r->who;
-    const struct tree *t = &who->tree[h->dtype == TALLY_FLOAT16 || h->dtype == TALLY_BFLOAT16];
+    const struct tly_members *who = r->who;
+    const struct tly_member_tree *t = &who->tree[h->dtype == TALLY_FLOAT16 || h->dtype == TALLY_BFLOAT16];
     struct tly_reduction how = {.dtype = h->dtype,
                                 .op = h->op,
                                 .divisor = sum_divisor(r),

@@ -76,7 +76,7 @@ static int exchange_cut(tally_comm *c, struct tally_op *op)
     int err = tly_parts_roll_call(c, op);
     if (err)
         return err;
-    struct part *p = &op->parts[0];
+    struct tly_part *p = &op->parts[0];
     p->input = (const uint8_t *)own->table;
     p->length = (uint32_t)(2 * sizeof *own->table) * (uint32_t)op->group->size;
     p->dtype = TALLY_INT64;

@@ -15,19 +15,19 @@
 #include "sum/verdict.h"
 #include "tally/tally.h"
 
-static const char *table_check(const struct tly_frame *f, const struct members *who)
+static const char *table_check(const struct tly_frame *f, const struct tly_members *who)
 {
     bool fits = f->dtype == TALLY_INT64 && f->length == 2 * (uint64_t)who->count * sizeof(int64_t);
     return fits ? NULL : "a list of another size";
 }
 
-static uint32_t table_length(const struct tly_frame *f, const struct members *who, uint32_t rank)
+static uint32_t table_length(const struct tly_frame *f, const struct tly_members *who, uint32_t rank)
 {
     return 0;
 }
 
 /* The n-th number of a rank's table. */
-static uint64_t table_number(const struct round *r, uint32_t rank, size_t n)
+static uint64_t table_number(const struct tly_round *r, uint32_t rank, size_t n)
 {
     uint64_t value;
     memcpy(&value, r->slots[rank].data + n * sizeof value, sizeof value);
@@ -35,7 +35,7 @@ static uint64_t table_number(const struct round *r, uint32_t rank, size_t n)
 }
 
 /* A rank's table: elements for each rank of the group, then elements from each. */
-static void table_tell(struct tly_job *job, struct round *r)
+static void table_tell(struct tly_job *job, struct tly_round *r)
 {
     char sentence[TLY_SENTENCE];
     uint32_t n = r->who->count;

@@ -5,7 +5,7 @@
 #include "ops/rule.h"
 #include "sum/members.h"
 
-static const char *meet_check(const struct tly_frame *f, const struct members *who)
+static const char *meet_check(const struct tly_frame *f, const struct tly_members *who)
 {
     return f->length ? "data where ranks only meet" : NULL;
 }

@@ -15,18 +15,18 @@
 #include "sum/session.h"
 #include "sum/slot.h"
 
-uint32_t tly_root_length(const struct tly_frame *f, const struct members *who, uint32_t rank)
+uint32_t tly_root_length(const struct tly_frame *f, const struct tly_members *who, uint32_t rank)
 {
     return rank == f->root ? 0 : f->length;
 }
 
-uint8_t *tly_root_place(const struct round *r)
+uint8_t *tly_root_place(const struct tly_round *r)
 {
     return r->slots[r->head.root].data;
 }
 
 /* After a loss the result has memory of its own, which holds its beginning already. */
-void tly_root_advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
+void tly_root_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
 {
     const uint8_t *data = r->slots[r->head.root].data;
     if (r->result != data)

@@ -96,17 +96,18 @@ static int message_cut(tally_comm *c, struct tally_op *op)
     for (uint32_t i = 0; i < n; i++) {
         uint64_t at = (uint64_t)i * op->epoch->part_bytes;
         uint32_t length = tly_parts_length(at, bytes, op->epoch->part_bytes);
-        struct part *p = &op->parts[i];
-        *p = (struct part){.op = op,
-                           .place = at,
-                           .index = i,
-                           .order = i,
-                           .number = i,
-                           .group = tly_pair(own->from, own->to),
-                           .length = length,
-                           .owner = tly_service_of(c, own->to),
-                           .dtype = probe ? TALLY_INT64 : op->dtype,
-                           .root = own->from};
+        struct tly_part *p = &op->parts[i];
+        *p = (struct tly_part){
+            .op = op,
+            .place = at,
+            .index = i,
+            .order = i,
+            .number = i,
+            .group = tly_pair(own->from, own->to),
+            .length = length,
+            .owner = tly_service_of(c, own->to),
+            .dtype = probe ? TALLY_INT64 : op->dtype,
+            .root = own->from};
         if (mine) {
             p->input = op->input ? op->input + at : &nothing;
             p->offer = bytes > TLY_KEPT_BYTES;

@@ -28,17 +28,17 @@ const struct tly_rule tly_rule_message = {
     .advance = tly_root_advance,
 };
 
-static const char *probe_check(const struct tly_frame *f, const struct members *who)
+static const char *probe_check(const struct tly_frame *f, const struct tly_members *who)
 {
     return f->dtype == TALLY_INT64 && f->length == sizeof(int64_t) ? NULL : "a list of another size";
 }
 
 /* The oldest message for the rank in the probe's name space. */
-static const struct round *probe_find(const struct tly_job *job, const struct round *r)
+static const struct tly_round *probe_find(const struct tly_job *job, const struct tly_round *r)
 {
     uint32_t to = r->head.rank;
     for (const struct tly_list *n = job->incomplete.next; n != &job->incomplete; n = n->next) {
-        const struct round *m = tly_list_entry(n, struct round, node);
+        const struct tly_round *m = tly_list_entry(n, struct tly_round, node);
         if (m->rule->offers && m->head.part == 0 && m->head.count == r->head.count &&
             tly_pair_to(m->head.group) == to && m->slots[to].state == SLOT_ABSENT)
             return m;
@@ -46,12 +46,12 @@ static const struct round *probe_find(const struct tly_job *job, const struct ro
     return NULL;
 }
 
-static bool probe_may_start(struct tly_job *job, const struct round *r)
+static bool probe_may_start(struct tly_job *job, const struct tly_round *r)
 {
     return probe_find(job, r) != NULL;
 }
 
-static void probe_advance(struct tly_job *job, struct round *r, uint32_t from, uint32_t to)
+static void probe_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
 {
     int64_t rank = tly_pair_from(probe_find(job, r)->head.group);
     memcpy(r->result, &rank, sizeof rank);
