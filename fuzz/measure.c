@@ -1,6 +1,6 @@
 /* measure.c - fuzzes what is said while network cards are measured: whatever comes is refused, or within its limits and
  * the same again when written and read; and a survey takes it as an answer. */
-#include "join/measure.h"
+#include "membership/measure.h"
 
 #include <string.h>
 

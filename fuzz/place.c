@@ -2,7 +2,7 @@
  * interfaces and ports, the launcher's numbers.  What is refused comes with a sentence that never holds the secret.
  *
  * The first byte says which of them the rest is. */
-#include "join/place.h"
+#include "membership/place.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* roster.c - fuzzes what members and the coordinator tell each other: whatever comes is refused, or is a roster
  * that can be used: every index within bounds, and the same again when written and read.  Also what a service answers
  * to who asks how it stands. */
-#include "join/status.h"
+#include "membership/status.h"
 #include "sum/service.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
 /* traffic.c - fuzzes what ranks say of their traffic: whatever comes is refused, or can be, is the same again when written
  * and read, and makes no sample and no estimate that is not finite. */
-#include "join/traffic.h"
+#include "membership/traffic.h"
 
 #include <math.h>
 #include <string.h>

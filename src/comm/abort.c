@@ -12,7 +12,7 @@
 #include "base/loop.h"
 #include "base/text.h"
 #include "comm/comm.h"
-#include "join/member.h"
+#include "membership/member.h"
 #include "tally/tally.h"
 
 enum {

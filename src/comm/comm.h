@@ -1,7 +1,7 @@
 /* comm.h - the communicator: a rank's side of a job.
  *
- * tally_comm_open() (comm.c) finds this rank's place (join/place.c), starts the coordinator in rank 0, connects to it
- * (join/connect.c), starts a service, gets the roster, connects to all services (peer.c), and starts the thread "tally-comm".
+ * tally_comm_open() (comm.c) finds this rank's place (membership/place.c), starts the coordinator in rank 0, connects to it
+ * (membership/connect.c), starts a service, gets the roster, connects to all services (peer.c), and starts the thread "tally-comm".
  * The first rank of a machine keeps its service.  tally_comm_close() waits for its operations, says GOODBYE to services and
  * coordinator, and stays until all ranks have, at most 10 s.
  *
@@ -61,9 +61,9 @@
 #include "comm/path/team.h"
 #include "comm/report.h"
 #include "comm/state.h"
-#include "join/coordinator.h"
-#include "join/member.h"
-#include "join/place.h"
+#include "membership/coordinator.h"
+#include "membership/member.h"
+#include "membership/place.h"
 #include "sched/sched.h"
 #include "sum/service.h"
 #include "tally/tally.h"

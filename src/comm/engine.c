@@ -19,9 +19,9 @@
 #include "comm/op/tensor.h"
 #include "comm/path/engine.h"
 #include "comm/path/team.h"
-#include "join/member.h"
-#include "join/roster.h"
 #include "local/local.h"
+#include "membership/member.h"
+#include "membership/roster.h"
 #include "ops/local.h"
 
 enum { MEET_MS = 20000 };

@@ -2,7 +2,7 @@
 #ifndef TLY_COMM_FOLLOW_H
 #define TLY_COMM_FOLLOW_H
 
-#include "join/member.h"
+#include "membership/member.h"
 #include "tally/tally.h"
 
 /* The callbacks of the member. */

@@ -2,7 +2,7 @@
  *
  * It submits nothing more, so what it has submitted is known: of each tensor how often.  Every service hears that once on
  * each connection (rounds.c), and has zeros for it in all other rounds (sum/joined.c).  The coordinator orders the ranks that
- * join (join/join.c), before anybody does without them; when all have, and nothing of theirs is under way, it tells all.
+ * join (membership/join.c), before anybody does without them; when all have, and nothing of theirs is under way, it tells all.
  * In shared memory a post says it (TLY_POST_JOINED, src/local/posts_in.c), and the other ranks read zeros.  In a team the
  * joined rank stands in: it submits zeros for what another rank of its machine has posted (tly_joining_stand_in).
  *
@@ -25,9 +25,9 @@
 #include "comm/path/chain.h"
 #include "comm/path/peer.h"
 #include "comm/submit.h"
-#include "join/member.h"
 #include "local/local.h"
 #include "local/segment.h"
+#include "membership/member.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
 

@@ -10,8 +10,8 @@
 #include <stdint.h>
 
 #include "base/list.h"
-#include "join/member.h"
 #include "local/local.h"
+#include "membership/member.h"
 #include "tally/tally.h"
 
 struct tly_peer;

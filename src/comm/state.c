@@ -16,7 +16,7 @@
 #include "comm/op/active.h"
 #include "comm/path/peer.h"
 #include "comm/state.h"
-#include "join/member.h"
+#include "membership/member.h"
 #include "tally/tally.h"
 
 const char *tally_version(void)

@@ -1,4 +1,4 @@
-/* measure.c - which network cards are measured when, and what is made of the figures (src/join/measure.h moves the
+/* measure.c - which network cards are measured when, and what is made of the figures (src/membership/measure.h moves the
  * bytes).
  *
  * Pairs would not do: of two cards the slower shows, so the fastest of all could never show more than the second one

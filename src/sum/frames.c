@@ -8,7 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "join/measure.h"
+#include "membership/measure.h"
 #include "ops/rule.h"
 #include "reduce/reduce.h"
 #include "sum/internal.h"

@@ -21,7 +21,7 @@
 #include "base/error.h"
 #include "base/list.h"
 #include "base/thread.h"
-#include "join/place.h"
+#include "membership/place.h"
 #include "sum/crew.h"
 #include "sum/internal.h"
 #include "sum/members.h"

@@ -44,7 +44,7 @@
 #include "base/list.h"
 #include "base/loop.h"
 #include "base/map.h"
-#include "join/measure.h"
+#include "membership/measure.h"
 #include "sum/crew.h"
 #include "sum/house.h"
 #include "sum/job.h"

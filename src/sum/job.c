@@ -23,7 +23,7 @@
 #include "base/log.h"
 #include "base/slot.h"
 #include "base/text.h"
-#include "join/place.h"
+#include "membership/place.h"
 #include "sum/crew.h"
 #include "sum/internal.h"
 #include "sum/members.h"

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "base/param.h"
-#include "join/roster.h"
+#include "membership/roster.h"
 #include "sum/house.h"
 #include "wire/hello.h"
 

@@ -10,7 +10,7 @@
 
 #include "base/loop.h"
 #include "base/param.h"
-#include "join/roster.h"
+#include "membership/roster.h"
 #include "wire/hello.h"
 #include "wire/pack.h"
 

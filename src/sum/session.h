@@ -8,7 +8,7 @@
 #include "base/heap.h"
 #include "base/list.h"
 #include "base/map.h"
-#include "join/measure.h"
+#include "membership/measure.h"
 #include "transport/outbox.h"
 #include "transport/transport.h"
 

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "join/status.h"
+#include "membership/status.h"
 #include "sum/service.h"
 
 enum { TLY_HEALTH_REQUEST = 2048, TLY_HEALTH_ANSWER = 8192 }; /* bytes at most */

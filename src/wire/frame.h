@@ -73,9 +73,9 @@ enum tly_frame_type {
     TLY_PACE, /* service -> worker, asked: for how long it had results on their way; rank -> coordinator: its traffic over
                * all connections, QUIET: it has none, and how many epochs it needs, MARK: its steps; back: who holds all
                * up, what cards carry, and what has changed the split last */
-    TLY_GROUP,   /* worker -> service: the ranks that a group's number stands for, on this connection */
-    TLY_RETURN,  /* between the links' ends: what lies in your memory has been read */
-    TLY_MEASURE, /* what network cards carry: coordinator <-> member, member <-> service (join/measure.h) */
+    TLY_GROUP,  /* worker -> service: the ranks that a group's number stands for, on this connection */
+    TLY_RETURN, /* between the links' ends: what lies in your memory has been read */
+    TLY_MEASURE, /* what network cards carry: coordinator <-> member, member <-> service (membership/measure.h) */
     TLY_JOINED, /* a rank takes part in nothing until all ranks have joined; coordinator -> member: all have */
     TLY_FRAME_TYPES
 };

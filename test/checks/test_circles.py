@@ -11,7 +11,7 @@ import pytest
 from tree import ROOT, files
 
 # How many files a folder has at least, and the circles that it has still: this list may only shrink.
-FOLDERS = {"base": 10, "comm": 25, "join": 15, "local": 15, "ops": 7, "plan": 9, "reduce": 3, "sched": 1, "sum": 20, "topo": 2}
+FOLDERS = {"base": 10, "comm": 25, "membership": 15, "local": 15, "ops": 7, "plan": 9, "reduce": 3, "sched": 1, "sum": 20, "topo": 2}
 FOLDERS |= {"inside": 6, "machine": 6, "tallyd": 2, "trace": 3, "transport": 15, "wire": 3, "cli": 10, "mpi": 4}
 CIRCLES = {"mpi": ["message.c", "world.c"]}
 LISTS = ("rule.c", "media.c", "stages.c", "ways.c")
@@ -64,7 +64,7 @@ def test_uses_are_found():
 
 
 @pytest.mark.parametrize(
-    ("folder", "header", "least"), [("sum", "internal.h", 16), ("join", "internal.h", 9), ("local", "local.h", 22)]
+    ("folder", "header", "least"), [("sum", "internal.h", 16), ("membership", "internal.h", 9), ("local", "local.h", 22)]
 )
 def test_files_use_those_above_them_in_the_list(folder, header, least):
     comment = (ROOT / "src" / folder / header).read_text(encoding="utf-8").split("*/")[0]

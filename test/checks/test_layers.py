@@ -166,7 +166,7 @@ def test_rooms_of_comm_use_those_before_them():
     assert rooms == ["", "op", "epoch", "path", ""]
 
 
-@pytest.mark.parametrize("folder", ["comm", "join", "sched", "sum"])
+@pytest.mark.parametrize("folder", ["comm", "membership", "sched", "sum"])
 def test_files_include_only_what_they_use(folder):
     headers = headers_of(folder)
     assert [line for name, text in sources_of(folder).items() for line in unused(name, text, headers, folder)] == []

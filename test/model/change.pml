@@ -1,7 +1,7 @@
 /*
  * change.pml - the split changes while services are evicted, in Promela.
  *
- * The coordinator plans the split anew (src/join/adapt.c) and evicts services (src/join/change.c).  Both begin a change of
+ * The coordinator plans the split anew (src/membership/adapt.c) and evicts services (src/membership/change.c).  Both begin a change of
  * epoch: PREPARE, the ranks' answers, COMMIT.  Two ranks begin the same rounds, each in an order and at a time of its own.
  * recovery.pml has the services and what becomes of parts; here are only epochs.  README.md says which mutants
  * (MUTANT_...) are checked.

@@ -1,5 +1,5 @@
 /* members.h - a coordinator in its thread, and members of the test's own: links over which it answers when and what it
- * wants.  They say by hand what src/join/member.c says for a real one. */
+ * wants.  They say by hand what src/membership/member.c says for a real one. */
 #ifndef MEMBERS_H
 #define MEMBERS_H
 
@@ -12,10 +12,10 @@
 #include "base/error.h"
 #include "base/loop.h"
 #include "base/param.h"
-#include "join/coordinator.h"
-#include "join/roster.h"
-#include "join/status.h"
-#include "join/traffic.h"
+#include "membership/coordinator.h"
+#include "membership/roster.h"
+#include "membership/status.h"
+#include "membership/traffic.h"
 #include "transport/outbox.h"
 #include "transport/transport.h"
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "join/start.h"
+#include "membership/start.h"
 
 /* The last line of the log with this in it. */
 static struct {

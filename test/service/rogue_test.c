@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "deaf.h"
 #include "job.h"
-#include "join/member.h"
+#include "membership/member.h"
 #include "transport/address.h"
 
 #include <cmocka.h>

@@ -13,8 +13,8 @@
 
 #include "base/param.h"
 #include "job.h"
-#include "join/coordinator.h"
-#include "join/place.h"
+#include "membership/coordinator.h"
+#include "membership/place.h"
 
 #include <cmocka.h>
 

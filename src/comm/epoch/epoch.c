@@ -20,8 +20,8 @@
 #include "comm/epoch/epoch.h"
 #include "comm/op/op.h"
 #include "comm/path/peer.h"
-#include "join/member.h"
-#include "join/roster.h"
+#include "membership/member.h"
+#include "membership/roster.h"
 #include "plan/plan.h"
 #include "sched/sched.h"
 

@@ -10,7 +10,7 @@
 
 #include "base/list.h"
 #include "base/map.h"
-#include "join/member.h"
+#include "membership/member.h"
 #include "plan/plan.h"
 #include "tally/tally.h"
 

@@ -2,7 +2,7 @@
  *
  * A flight is a time in which operations were under way without a pause.  One that moves nothing but push_pulls, and
  * so much of them that the plan gives it FLIGHT_MS, is bound by the network, not by latency: these are counted.  The
- * coordinator says who holds the job up (src/join/slow.c).
+ * coordinator says who holds the job up (src/membership/slow.c).
  *
  * A pause is no sample.  A rank that was stopped for 3 s made the pace of 0.5 s of traffic look like a slow card.  So a
  * flight that takes PAUSE_TIMES as long as usual, and PAUSE_MS more, is left out, but not two in a row: a card that is slow
@@ -26,8 +26,8 @@
 #include "comm/op/group.h"
 #include "comm/op/handle.h"
 #include "comm/op/op.h"
-#include "join/roster.h"
-#include "join/status.h"
+#include "membership/roster.h"
+#include "membership/status.h"
 #include "plan/plan.h"
 
 enum {

@@ -12,8 +12,8 @@
 #include "comm/epoch/pace.h"
 #include "comm/epoch/traffic.h"
 #include "comm/op/op.h"
-#include "join/status.h"
-#include "join/traffic.h"
+#include "membership/status.h"
+#include "membership/traffic.h"
 
 #include <cmocka.h>
 

@@ -10,7 +10,7 @@
 #include "comm/joining.h"
 #include "comm/path/keep.h"
 #include "comm/path/peer.h"
-#include "join/roster.h"
+#include "membership/roster.h"
 #include "wire/frame.h"
 #include "wire/pack.h"
 

@@ -1,11 +1,11 @@
-/* traffic.c - reports of this rank's traffic to the coordinator, which plans by them (src/join/adapt.c).
+/* traffic.c - reports of this rank's traffic to the coordinator, which plans by them (src/membership/adapt.c).
  *
  * A rank is active while an operation that goes by the plan is under way: not by a barrier alone, nor by a receive that
  * waits for its message.  Every 400 ms, if it was active for at least 100 ms, the rank takes a glance: it reads from the kernel
  * how much each connection has sent and for how long it had something to send.  It counts itself how much has come, and
  * asks each service for how long results were on their way.  When all have answered, the difference to the glance before
  * goes to the coordinator.  A glance costs a system call and two small frames for each connection.  A service that
- * lies changes how busy its own card seems and, by its part of the inflow, this rank's.  It changes no rate (docs/why/join.md).
+ * lies changes how busy its own card seems and, by its part of the inflow, this rank's.  It changes no rate (docs/why/membership.md).
  *
  * A rank that has taken no glance for five seconds says every 400 ms that it has no traffic, unless it has some just then.  A
  * sample that has begun before does not wait for it.
@@ -28,8 +28,8 @@
 #include "comm/op/op.h"
 #include "comm/op/part.h"
 #include "comm/path/peer.h"
-#include "join/member.h"
-#include "join/traffic.h"
+#include "membership/member.h"
+#include "membership/traffic.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 

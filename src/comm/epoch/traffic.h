@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "base/stalls.h"
-#include "join/member.h"
+#include "membership/member.h"
 #include "tally/tally.h"
 #include "transport/transport.h"
 

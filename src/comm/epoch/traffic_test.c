@@ -14,7 +14,7 @@
 #include "comm/epoch/traffic.h"
 #include "comm/op/op.h"
 #include "comm/path/peer.h"
-#include "join/traffic.h"
+#include "membership/traffic.h"
 #include "sched/sched.h"
 #include "transport/link/link.h"
 #include "wire/frame.h"

@@ -13,7 +13,7 @@
 #include "comm/op/group.h"
 #include "comm/op/names.h"
 #include "comm/op/tensor.h"
-#include "join/roster.h"
+#include "membership/roster.h"
 #include "ops/call.h"
 #include "tally/tally.h"
 

@@ -34,7 +34,7 @@
 #include "comm/path/parts.h"
 #include "comm/path/peer.h"
 #include "comm/path/queue.h"
-#include "join/member.h"
+#include "membership/member.h"
 #include "plan/plan.h"
 #include "trace/timeline.h"
 #include "trace/trace.h"

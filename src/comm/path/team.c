@@ -31,9 +31,9 @@
 #include "comm/path/engine.h"
 #include "comm/path/stage.h"
 #include "comm/path/team.h"
-#include "join/roster.h"
 #include "local/local.h"
 #include "local/segment.h"
+#include "membership/roster.h"
 
 /* Below this, the roll call and the hand-overs cost more than pushing twice. */
 enum { LEAST_BYTES = 16 << 10 };
