@@ -21,14 +21,14 @@ enum tly_stage_place { STAGE_TENSOR, STAGE_DEVICE, STAGE_ENGINE, STAGE_TEAM, STA
 /* Of an operation.  Owner: chain.c, whose fields these are: the submitting thread until the operation is in the inbox, then the
  * loop, but for `over`, `lost_err` and `lost`: inbox.lock. */
 struct tly_chain {
-    uint8_t stages;       /* between the tensor and the network: a bit for each place */
-    bool later, cut;      /* its parts are cut once part 0 is answered; they have been */
-    bool begun, stopped;  /* they have begun it; no part enters another stage, and home sends a verdict */
-    uint8_t voucher;      /* of these: the last that vouches, or 0 */
-    uint8_t ended;        /* of these: which the loop knows to be over with it, a bit for each place */
-    int16_t spoilt;       /* positive: a stage could not do a part, and home has yet to decide */
-    uint32_t due, away;   /* parts that the voucher has yet to pass; that are not back at the tensor */
-    void *own[STAGE_NET]; /* each stage's own */
+    uint8_t stages;      /* between the tensor and the network: a bit for each place */
+    bool later, cut;     /* its parts are cut once part 0 is answered; they have been */
+    bool begun, stopped; /* they have begun it; no part enters another stage, and home sends a verdict */
+    uint8_t voucher;     /* of these: the last that vouches, or 0 */
+    uint8_t ended;       /* of these: which the loop knows to be over with it, a bit for each place */
+    int16_t spoilt;      /* positive: a stage could not do a part, and home has yet to decide */
+    uint32_t due, away;  /* parts that the voucher has yet to pass; that are not back at the tensor */
+    void *own[2];        /* of the stage before the engine and the team, and of the one behind them */
     struct tly_list over[STAGE_NET]; /* nodes of the communicator's lists */
     int lost_err;                    /* of a stage that cannot go on; counts unless home soon says more */
     char lost[80];
@@ -51,10 +51,10 @@ static inline bool tly_chain_is_empty(const struct tly_chain *ch)
     return !ch->stages;
 }
 
-/* What the stage at this place has of the operation: its own. */
+/* What the stage at this place has of the operation: its own.  The engine and the team have struct tly_shared. */
 static inline void **tly_chain_own(struct tly_chain *ch, enum tly_stage_place place)
 {
-    return &ch->own[place];
+    return &ch->own[place > STAGE_TEAM];
 }
 
 /* Does the loop know that the stage at this place is over with the operation? */
