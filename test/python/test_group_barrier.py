@@ -204,3 +204,27 @@ def test_a_failure_that_nobody_has_heard(three, store):
             heard = "the ranks disagree" in first and "all_reduce" in first
             assert heard != case.startswith("told"), (case, first)
             assert second == "nothing", (case, second)
+
+
+class Ended:
+    """A call, as far as InFlight needs it."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def ended_unseen(self):
+        return False
+
+
+def test_failures_of_a_program_without_barriers():
+    """Few are kept, the first among them, however late it comes in."""
+    from tally.torch.group import earlier
+    calls = earlier.InFlight()
+    for number in [*range(1, 1000), 0]:
+        call = Ended(number)
+        calls.add(call)
+        calls.ended(call, RuntimeError(f"call {number} failed"))
+    assert len(calls._unheard) <= 100
+    with pytest.raises(RuntimeError, match="call 0 failed"):
+        calls.hear(1000)
+    calls.hear(1000)

@@ -19,6 +19,7 @@ from ... import _where
 from ..._errors import Error, again
 
 _LOOK_S = 0.5  # between looks whether the group has failed
+_MOST_UNHEARD = 64  # failures kept for the next barrier, of which it raises the first
 
 
 class InFlight:
@@ -57,6 +58,8 @@ class InFlight:
         """Let go of a call that has ended.  failure: what its caller has yet to be told; None: nothing."""
         if failure is not None and call in self._calls:
             self._unheard[call.number] = again(failure)
+            if len(self._unheard) > _MOST_UNHEARD:  # in a program that calls no barrier
+                self._unheard.pop(max(list(self._unheard)), None)
         self._calls.pop(call, None)
 
     def hear(self, number):
