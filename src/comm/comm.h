@@ -72,7 +72,7 @@
 struct tly_epoch;
 struct tly_peer;
 
-/* What runs it, and where it was opened; comm.c. */
+/* The loop's thread, and the process that opened the communicator; comm.c. */
 struct tly_running {
     struct tly_place place;
     pthread_t thread;

@@ -71,7 +71,7 @@ static void *ask_for(void *port)
     return (void *)(intptr_t)tally_comm_listen(alone, &wanted);
 }
 
-/* Who asks for a port twice has it still; another thread's is another job's. */
+/* A thread that asks for its port again keeps it; a port that another thread holds belongs to another job. */
 static void test_a_port_asked_for_again(void **state)
 {
     pthread_t other;

@@ -13,7 +13,7 @@
 #include "base/event.h"
 #include "tally/tally.h"
 
-/* Who opened the communicator, and when. */
+/* The process that opened the communicator, and the time. */
 struct tly_origin {
     unsigned generation; /* of forks */
     int opener;          /* pid */

@@ -49,7 +49,7 @@ static enum tly_local_begun fetch_begin(struct tly_local *l, struct tly_local_ro
     return TLY_BEGUN_NEVER;
 }
 
-/* What this rank takes of one rank's data, into our memory. */
+/* The range of one rank's data that this rank copies into its own memory. */
 static bool fetch_from(struct tly_local *l, const struct tly_local_round *r, uint32_t rank,
                        const struct tly_local_take *take)
 {

@@ -3,7 +3,7 @@
  * All under the engine's lock. */
 #include "local/way.h"
 
-/* Of a round.  Without one there is tly_way_alone. */
+/* The ways of a round, in the order in which they are tried.  tly_way_alone needs no round. */
 static const struct tly_way *const ways[] = {&tly_way_divert,  &tly_way_eager,  &tly_way_team,
                                              &tly_way_staging, &tly_way_pooled, &tly_way_fetch};
 

@@ -21,7 +21,7 @@ struct tly_local_view {
     const uint64_t *given; /* bytes that each rank gives */
 };
 
-/* What a rank takes of another one's data. */
+/* The range of another rank's data that a rank takes. */
 struct tly_local_take {
     uint64_t from;  /* begins at this byte of the other's data */
     uint64_t to;    /* goes to this byte of its own output */

@@ -28,7 +28,7 @@ struct tly_epoch {
     uint32_t *listed;                 /* owned: of the list that was dealt last (tly_plan_late); the loop's */
 };
 
-/* Of so many rounds that have failed the epoch is remembered, and of each tallyd's why. */
+/* Failed rounds whose epoch is kept, and whose reason is kept for each tallyd. */
 enum { TLY_VERDICTS = 8192 };
 
 /* Those that some round needs, and the change to the next. */

@@ -35,7 +35,7 @@ struct tly_own_traffic {
     struct tly_stalls stalls; /* and what was read then */
 };
 
-/* What has gone over a connection since it began. */
+/* One reading of a connection's counters; each counts since the connection was opened. */
 struct tly_glance {
     struct tly_link_load out; /* pushes */
     uint64_t received;        /* bytes that have come over the connection: results */
@@ -44,7 +44,7 @@ struct tly_glance {
     uint64_t held_us; /* something was handed over and not accepted */
 };
 
-/* Of a connection. */
+/* The last two readings of a connection's counters.  Owner: the loop. */
 struct tly_glances {
     struct tly_glance seen, before; /* the last and the one before */
     bool any, answered;             /* `seen` is one, and has the service's answer; */

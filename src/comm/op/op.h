@@ -97,7 +97,7 @@ struct tally_op {
     struct tly_completion completion;
     tally_comm *comm;          /* borrowed; used by the loop alone, and by submission */
     struct tly_tensor *tensor; /* borrowed while in flight */
-    struct tally_group *group; /* borrowed likewise */
+    struct tally_group *group; /* borrowed while in flight */
     struct tly_list node;      /* inbox, then comm->active.by_age */
 
     const struct tly_call *call; /* of `kind` */

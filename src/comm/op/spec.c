@@ -27,7 +27,7 @@ static const char *const dtypes[] = {"float32",   "float64",    "float16", "bflo
                                      "complex64", "complex128", "uint16",  "uint32",   "uint64"};
 static const char *const reductions[] = {"sum", "average", "min", "max", "product", "band", "bor", "bxor"};
 
-/* What is hashed of an operation's lengths, which may all differ between the ranks of a table. */
+/* The count that ranks compare; 0 where each rank may have its own. */
 static uint64_t spec_compared_count(const struct tally_op *op)
 {
     return op->spec.uneven || op->call->paired ? 0 : op->count;

@@ -14,7 +14,7 @@ struct tly_request;
 
 enum { TLY_FEW_DIMS = 4 }; /* a tensor rarely has more */
 
-/* Of an operation.  It has the rest itself: kind, dtype, reduction, root, count. */
+/* The part of an operation that ranks compare, beside its kind, dtype, reduction, root and count. */
 struct tly_spec {
     uint64_t hash, digest;
     double prescale, postscale;
@@ -25,7 +25,7 @@ struct tly_spec {
     char *note; /* owned: the caller's, or NULL */
 };
 
-/* What a tensor's last operation had, but for the name.  Owner: names.lock. */
+/* A tensor's last operation, as ranks compared it, without the name.  Owner: names.lock. */
 struct tly_spec_before {
     uint64_t count, digest, list;
     double prescale, postscale;
@@ -66,9 +66,9 @@ static inline int64_t tly_spec_first_dim(const struct tly_spec *s)
 }
 
 /* spec.c */
-/* What the caller says of it.  -ENOMEM. */
+/* Take the specification from the caller's request and options.  -ENOMEM. */
 int tly_spec_take(struct tally_op *op, const struct tly_request *r, const struct tally_options *o);
-/* Of a stand-in: what the rank has that has submitted it. */
+/* For a rank that stands in: take the specification of the rank that has submitted the operation. */
 void tly_spec_copy(struct tly_spec *s, uint64_t hash, double prescale, double postscale, uint64_t count);
 /* Its hash, once it has a name; names.lock held. */
 void tly_spec_seal(struct tally_op *op);

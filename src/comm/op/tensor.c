@@ -112,7 +112,7 @@ struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct t
     return machine;
 }
 
-/* Who relays a broadcast from its root, or sums for it, over the machines of the group.  -ENOMEM. */
+/* Plan which services relay a broadcast from its root, or sum for the root, over the group's machines.  -ENOMEM. */
 static int tensor_plan_for_root(tally_comm *c, const struct tally_op *op, struct dealt *d)
 {
     const struct tly_epoch *e = op->epoch;

@@ -35,7 +35,7 @@ struct tly_chain {
     int64_t lost_at; /* since when that is known; awake clock, 0: it is not */
 };
 
-/* Of a communicator: what stages have said since tly_chain_take.  Owner: chain.c, under inbox.lock. */
+/* Reports of a communicator's stages since tly_chain_take.  Owner: chain.c, under inbox.lock. */
 struct tly_said {
     struct tly_list passed; /* parts */
     /* Operations: those with which the stage at this place is over; at STAGE_TENSOR those with which one cannot go on. */
@@ -51,7 +51,7 @@ static inline bool tly_chain_is_empty(const struct tly_chain *ch)
     return !ch->stages;
 }
 
-/* What the stage at this place has of the operation: its own.  The engine and the team have struct tly_shared. */
+/* The state that the stage at this place keeps in the operation.  The engine and the team keep theirs in struct tly_shared. */
 static inline void **tly_chain_own(struct tly_chain *ch, enum tly_stage_place place)
 {
     return &ch->own[place > STAGE_TEAM];

@@ -13,7 +13,7 @@
 
 struct tally_op;
 
-/* Who hears what the engine says of an operation; from any thread, under the engine's lock. */
+/* The functions that the engine calls for an operation; from any thread, under the engine's lock. */
 struct tly_engine_user {
     bool
         direct; /* the submitting thread hands it over, and its caller drives the engine; else the loop does all */

@@ -84,7 +84,7 @@ static int exchange_cut(tally_comm *c, struct tally_op *op)
     return tly_parts_exchange(c, op, own->table);
 }
 
-/* What the three calls have in common. */
+/* Facts that the three calls share. */
 #define EXCHANGE \
     .own_bytes = sizeof(struct exchange), .check = exchange_check, .needs = exchange_needs, \
     .furnish = exchange_furnish, .release = exchange_release, .cut = exchange_cut, .pieces = true, \

@@ -129,7 +129,7 @@ static int probe_answered(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
-/* What a message and a probe have in common. */
+/* Facts that a message and a probe share. */
 #define MESSAGE \
     .own_bytes = sizeof(struct message), .needs = message_needs, .furnish = message_furnish, \
     .name = message_name, .release = message_release, .cut = message_cut, .message = true
