@@ -51,7 +51,7 @@ static inline bool tly_chain_is_empty(const struct tly_chain *ch)
     return !ch->stages;
 }
 
-/* The state that the stage at this place keeps in the operation.  The engine and the team keep theirs in struct tly_shared. */
+/* The state that the stage at this place keeps in the operation.  The engine and the team keep theirs in struct tly_sharing. */
 static inline void **tly_chain_own(struct tly_chain *ch, enum tly_stage_place place)
 {
     return &ch->own[place > STAGE_TEAM];
