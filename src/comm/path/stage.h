@@ -81,8 +81,12 @@ struct tly_stage {
 };
 
 /* stages.c */
-/* The stage at this place, or NULL. */
-const struct tly_stage *tly_stage_at(int place);
+/* The stage at each place, or NULL. */
+extern const struct tly_stage *tly_stages[STAGE_NET + 1];
+static inline const struct tly_stage *tly_stage_at(int place)
+{
+    return tly_stages[place];
+}
 /* Is there any before it? */
 bool tly_stage_follows(int place);
 /* Put a stage at a free place, before any communicator is opened.  -EEXIST. */
