@@ -404,11 +404,15 @@ static int dies(int rank, void *arg)
         int begun = later_device.begun;
         later_hold(&later_device, LATER_ALL);
         CHECK(submit_push_pull(c, "last", rank, tally_comm_size(c), 1, &op) == 0);
-        for (int i = 0; later_device.begun == begun && i < 60000; i++)
+        for (int i = 0; i < 60000; i++) {
+            if (later_device.begun > begun && atomic_load(&b->at) == tally_comm_size(c) - 1)
+                break;
             job_sleep_ms(1);
+        }
         kill(getpid(), SIGKILL);
     }
     CHECK(submit_push_pull(c, "last", rank, tally_comm_size(c), 1, &op) == 0);
+    atomic_fetch_add(&b->at, 1);
     CHECK(tally_op_wait(op, -1) < 0);
     tally_op_free(op);
     CHECK(tally_comm_status(c, &why) != 0);
@@ -426,6 +430,7 @@ static void test_dies(void **state)
         struct job j = {
             .ranks = l->ranks, .tallyds = l->tallyds, .machine = l->machine, .main = dies, .arg = b};
         b->only = -1;
+        atomic_store(&b->at, 0);
         j.settings[0] = "TALLY_PART_BYTES=16K";
         job_start(&j);
         assert_int_equal(job_wait_rank(&j, 1), 128 + SIGKILL);
