@@ -98,10 +98,16 @@ static void spec_take_shape(struct tally_op *op, const struct tly_request *r, co
     struct tly_spec *s = &op->spec;
     bool pieces = r->give && !op->call->paired;
     bool shaped = op->call->shaped && o && o->shape;
-    s->ndim = pieces ? (uint32_t)r->group->size : op->call->paired ? 0 : shaped ? o->ndim : 1;
+    if (!pieces && !shaped && !op->call->paired) {
+        s->ndim = 1;
+        s->shape = s->few_dims;
+        s->few_dims[0] = (int64_t)r->count;
+        return;
+    }
+    s->ndim = pieces ? (uint32_t)r->group->size : shaped ? o->ndim : 0;
     s->shape = s->ndim <= TLY_FEW_DIMS ? s->few_dims : calloc(s->ndim, sizeof *s->shape);
     for (uint32_t i = 0; s->shape && i < s->ndim; i++)
-        s->shape[i] = pieces ? (int64_t)r->give[i] : shaped ? o->shape[i] : (int64_t)r->count;
+        s->shape[i] = pieces ? (int64_t)r->give[i] : o->shape[i];
 }
 
 int tly_spec_take(struct tally_op *op, const struct tly_request *r, const struct tally_options *o)

@@ -32,9 +32,10 @@ static bool chain_has(const struct tally_op *op, int place)
 
 void tly_chain_choose(tally_comm *c, struct tally_op *op)
 {
-    for (int at = STAGE_TENSOR + 1; at < STAGE_NET && !op->call->message; at++) {
+    for (unsigned left = op->call->message ? 0 : tly_stages_between; left; left &= left - 1) {
+        int at = __builtin_ctz(left);
         const struct tly_stage *s = tly_stage_at(at);
-        if (!s || !s->suits(c, op))
+        if (!s->suits(c, op))
             continue;
         if (s->alone && !op->chain.stages) {
             s->alone(c, op);

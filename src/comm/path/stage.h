@@ -83,6 +83,8 @@ struct tly_stage {
 /* stages.c */
 /* The stage at each place, or NULL. */
 extern const struct tly_stage *tly_stages[STAGE_NET + 1];
+/* At which places between the tensor and the network there is one: a bit for each. */
+extern unsigned tly_stages_between;
 static inline const struct tly_stage *tly_stage_at(int place)
 {
     return tly_stages[place];

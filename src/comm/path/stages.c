@@ -10,13 +10,11 @@ const struct tly_stage *tly_stages[STAGE_NET + 1] = {
     [STAGE_TEAM] = &tly_stage_team,
     [STAGE_CODEC] = NULL,
     [STAGE_NET] = &tly_stage_net};
+unsigned tly_stages_between = 1u << STAGE_ENGINE | 1u << STAGE_TEAM;
 
 bool tly_stage_follows(int place)
 {
-    while (--place > STAGE_TENSOR)
-        if (tly_stages[place])
-            return true;
-    return false;
+    return tly_stages_between & ((1u << place) - 1);
 }
 
 int tly_stage_register(enum tly_stage_place place, const struct tly_stage *s)
@@ -24,5 +22,6 @@ int tly_stage_register(enum tly_stage_place place, const struct tly_stage *s)
     if (tly_stages[place])
         return -EEXIST;
     tly_stages[place] = s;
+    tly_stages_between |= 1u << place;
     return 0;
 }
