@@ -6,18 +6,16 @@ Exceptions are seen in four places, from which no hook of the program keeps them
   where the program has set another hook;
 - the call of threading.excepthook in a thread that has called Tally; other threads' exceptions end nothing that ranks
   wait for;
-- SystemExit.code, which Python reads when a SystemExit ends the process, whoever raised it (docs/why/python.md).  None and
-  an exit status are an orderly end.
+- sys.exit(), exit() and quit(), which raise a subclass of SystemExit if they are given a reason (docs/why/python.md).
+  None and an exit status are an orderly end.
 A process of multiprocessing, or of torch.multiprocessing.spawn(), catches its exceptions itself, and runs its finalizers
 while it handles one.  TALLY_ABORT=0 turns all this off.
 
 SPDX-License-Identifier: Apache-2.0
 """
 
-import atexit
-import ctypes
+import _sitebuiltins
 import functools
-import gc
 import multiprocessing.process
 import multiprocessing.util
 import sys
@@ -88,49 +86,57 @@ def _main_ends():
         _tell(type(value), value)
 
 
-def _watch_exits():
-    own = SystemExit.__dict__["code"]
-
-    def code(exit):
-        value = own.__get__(exit)
-        if sys._getframe().f_back is None and not isinstance(value, (int, type(None))):  # the program has ended
-            _tell(type(exit), value)
-        return value
-
-    def put(descriptor):
-        namespace["code"] = descriptor
-        ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))  # forget what attributes it had
-
-    namespace, = gc.get_referents(SystemExit.__dict__)  # the type's own, which cannot be written by its name
-    put(property(code, own.__set__, own.__delete__, own.__doc__))
-    atexit.register(put, own)
-    if sys.version_info < (3, 12):
-        _have_exits_make_exceptions()
+def _is_reason(status):
+    return not isinstance(status, (int, type(None)))
 
 
-def _have_exits_make_exceptions():
-    """Before Python 3.12 sys.exit() makes a SystemExit only where one is caught.  Replace it, also where a module has imported
-    it, by one that catches it."""
-    own = sys.exit
+class _Exit(SystemExit):
+    """What sys.exit("reason") raises.  To end the process for it Python reads `code`, outside of all frames."""
 
-    @functools.wraps(own)
-    def exit(*status):
+    __module__, __qualname__ = "builtins", "SystemExit"  # in tracebacks
+
+    def _code(self):
+        status = super().code
+        if sys._getframe().f_back is None and _is_reason(status):
+            _tell(SystemExit, self)
+        return status
+
+    code = property(_code, SystemExit.code.__set__, SystemExit.code.__delete__)
+
+    def __reduce__(self):
+        return (SystemExit, *super().__reduce__()[1:])
+
+
+def _raising_ours(exit):
+    @functools.wraps(exit)
+    def raises(*arguments, **named):
         try:
-            own(*status)
-        except SystemExit:
-            raise
+            exit(*arguments, **named)
+        except SystemExit as error:
+            # In another thread it ends no process, and threading.excepthook is silent only for SystemExit itself.
+            if not _is_reason(error.code) or threading.current_thread() is not threading.main_thread():
+                raise
+            reasons = error.args
+        raise _Exit(*reasons)
+    return raises
 
+
+def _watch_exits():
+    """Replace sys.exit(), also where a module has imported it, and what exit() and quit() call."""
+    own = sys.exit
+    ours = _raising_ours(own)
     for module in list(sys.modules.values()):
         if isinstance(module, types.ModuleType):
             names = vars(module)
             for name in [name for name, value in list(names.items()) if value is own]:
-                names[name] = exit
+                names[name] = ours
+    _sitebuiltins.Quitter.__call__ = _raising_ours(_sitebuiltins.Quitter.__call__)
 
 
 def _finalize():
     value = sys.exc_info()[1]
     if isinstance(value, SystemExit):  # spawn() ends the process so while it handles the exception
-        if value.__context__ is None and not isinstance(value.code, (int, type(None))):
+        if value.__context__ is None and _is_reason(value.code):
             _tell(SystemExit, value)
         value = value.__context__ if value.code else None
     if isinstance(value, Exception):
@@ -142,7 +148,7 @@ threading._register_atexit(_main_ends)  # atexit's are called when all threads h
 
 def watch(abort):
     """Call abort(reason) when an exception ends the process, or a thread that calls Tally."""
-    global _before, _before_in_threads, _abort
+    global _before, _abort
     _abort = abort
     with _watching:
         if _before is not None:

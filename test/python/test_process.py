@@ -252,8 +252,8 @@ elif way == "early exit":
     early_exit("bad data")
 elif way == "builtin exit":
     exit("bad data")
-elif way == "raise":
-    raise SystemExit("bad data")
+elif way == "quit":
+    quit(code="bad data")
 elif way == "again":
     try:
         sys.exit("bad data")
@@ -272,13 +272,13 @@ elif way == "trains":
 """
 
 
-EXITS = "exit", "early exit", "builtin exit", "raise", "again"
+EXITS = "exit", "early exit", "builtin exit", "quit", "again"
 STAYS = "trains", "off", "exit()", "exit(0)", "exit(3)"
 
 
 @pytest.mark.parametrize("way", ["hook", "thread", "thread's hook", *EXITS, *STAYS])
 def test_how_an_exception_ends_a_process(way, tmp_path):
-    """With hooks of the program's own, by SystemExit with a reason, in another thread, and while another thread keeps the
+    """With hooks of the program's own, by sys.exit() with a reason, in another thread, and while another thread keeps the
     process.  A main thread that ends in order, while another one trains, ends nothing, and an exit status is such an end; nor
     does any exception end anything if that is turned off."""
     status, output = jobs.run(2, 0, ["-c", ENDS, way, tmp_path / "heard"], timeout=60,
@@ -298,7 +298,7 @@ def test_how_an_exception_ends_a_process(way, tmp_path):
 def test_exit_statuses_stay(ends, status, said):
     """SystemExit is to the program what it is without Tally."""
     assert python("""
-        import sys, tally
+        import copy, pickle, sys, threading, traceback, tally
 
         class Own(SystemExit):
             code = "no data"
@@ -307,10 +307,25 @@ def test_exit_statuses_stay(ends, status, said):
         try:
             sys.exit("caught")
         except SystemExit as caught:
-            assert (type(caught), caught.code, caught.args) == (SystemExit, "caught", ("caught",))
+            assert (caught.code, caught.args, caught.__context__) == ("caught", ("caught",), None)
+            assert traceback.format_exception_only(type(caught), caught) == ["SystemExit: caught\\n"]
+            for copied in copy.copy(caught), pickle.loads(pickle.dumps(caught)):
+                assert (type(copied), copied.code) == (SystemExit, "caught")
             caught.code = 4
-            assert caught.code == 4 and SystemExit.__name__ == SystemExit.__qualname__ == "SystemExit"
-        assert SystemExit().code is None and SystemExit(1, 2).code == (1, 2)
+            assert caught.code == 4
+        for status in None, 3, True:
+            try:
+                sys.exit(status)
+            except SystemExit as caught:
+                assert (type(caught), caught.code) == (SystemExit, status)
+        for arguments in ("a", "b"), ("a", "b", "c"):
+            try:
+                sys.exit(*arguments)
+            except TypeError:
+                pass
+        thread = threading.Thread(target=sys.exit, args=("silent",))
+        thread.start()
+        thread.join()
         %s
     """ % ends, env={"TALLY_LOG": "error"}) == (status, said)
 
