@@ -20,6 +20,7 @@
 #include "wire/frame.h"
 #include "wire/hello.h"
 
+/* Ask each service that is connected; where none is, there is nothing to wait for. */
 static void report_ask(tally_comm *c, struct tly_event *done)
 {
     struct tly_frame f = {.type = TLY_STATUS, .rank = (uint32_t)c->rank};
@@ -32,6 +33,8 @@ static void report_ask(tally_comm *c, struct tly_event *done)
             tly_peer_post(&c->peers[i], &f, NULL, 0);
         }
     }
+    if (!c->reports.missing)
+        tly_event_set(done);
 }
 
 /* Not known is 0, and null to the reader. */
