@@ -584,5 +584,3 @@ int tally_comm_close(tally_comm *c)
     comm_destroy(c, tly_now() + TLY_SEC);
     return 0;
 }
-
-/* --- plan ---------------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* listen.c - tally_comm_listen(): the coordinator's socket listens before the communicator is opened.
  *
  * A port that was tested and closed again may be another job's when the coordinator binds it.  So rank 0 binds first and
- * says the port afterwards; tally_comm_open() takes the socket over (coordinate() in comm.c).  Threads may be rank 0 of jobs
+ * says the port afterwards; tally_comm_open() takes the socket over (comm_coordinate() in comm.c).  Threads may be rank 0 of jobs
  * of their own, so each call has a socket of its own.  `lock` guards the list of those that no communicator has taken over.
  * A forked child does not have them. */
 #include <errno.h>

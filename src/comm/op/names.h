@@ -36,7 +36,7 @@ static inline void tly_names_unlock(struct tly_names *n)
     pthread_mutex_unlock(&n->lock);
 }
 
-/* With the lock held, all down to tly_names_close. */
+/* With the lock held, all down to tly_names_are_closed. */
 static inline struct tly_tensor *tly_names_find(const struct tly_names *n, uint64_t key)
 {
     return tly_map_get(&n->tensors, key);
