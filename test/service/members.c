@@ -496,3 +496,12 @@ struct member *let_come(uint32_t number, int changes)
     let_it_change(changes + 1);
     return guest;
 }
+
+uint32_t let_first_leave(void)
+{
+    int before = x.member[0].prepared;
+    post(&x.member[FIRST], TLY_GOODBYE, 0, NULL);
+    turn_until(&x.member[0].prepared, before + 1);
+    turn_until(&x.member[1].prepared, before + 1);
+    return x.member[1].roster.epoch;
+}

@@ -105,6 +105,8 @@ int start_fixed(void **state);
 int start_measured(void **state);
 /* A change of epoch, the nth that is prepared. */
 void let_it_change(int nth);
+/* The first tallyd leaves: a change of epoch that waits for both ranks.  Its number. */
+uint32_t let_first_leave(void);
 /* What `tally status` gets. */
 const struct tly_status *ask(void);
 /* Come to a coordinator that knows nothing, from a job that is in this epoch; with the tallyd, or not any more. */
