@@ -13,7 +13,7 @@ import jobs
 def test_stages_and_pipeline(tmp_path):
     """Its clipping under a pipeline sums a tensor without dimensions on one rank and one of one element on another."""
     if importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("DeepSpeed is not installed: pip install deepspeed into build/venv")
+        pytest.skip("DeepSpeed is not installed (requirements-frameworks.txt)")
     told = []
     for backend in ("gloo", "tally"):
         status, output = jobs.run(2, 1, [jobs.HERE / "deepspeed_steps.py", backend, tmp_path / backend], timeout=580)
