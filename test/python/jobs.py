@@ -10,9 +10,11 @@ import importlib
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from multiprocessing.connection import Listener, wait
 
@@ -76,6 +78,19 @@ def run(ranks, services, arguments, timeout=240, env=None, machines=None):
             end(process)
         output.seek(0)
         return status, output.read()
+
+
+def python(code, *arguments, env=None, timeout=60):
+    """Run code in one process without a launcher; returns (exit status, output)."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, env=environment(env), timeout=timeout, text=True)
+    return done.returncode, done.stdout
+
+
+def free_port(host="127.0.0.1"):
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
 
 
 class RemoteError(AssertionError):

@@ -13,7 +13,6 @@ import pytest
 import jobs
 import warm
 from test_ops import hvd
-from test_process import free_port
 
 RANKS = 3
 NOTICED_S = 5  # promised is one; the rest is for machines on which everything is slow
@@ -82,7 +81,7 @@ def until(stream, word):
 def test_killed_with_data_loader_workers(tmp_path, victim, moment):
     """kill -9 of a rank whose four DataLoader workers live on: the others hear of it at once, while these live, and its
     ports, also the coordinator's, are free."""
-    port, *own = (free_port() for _ in range(1 + RANKS))
+    port, *own = (jobs.free_port() for _ in range(1 + RANKS))
     script = tmp_path / "train.py"
     script.write_text(TRAIN, encoding="utf-8")
 
@@ -193,7 +192,7 @@ def start_in(group, code):
     """
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(code), group],
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                            env=jobs.environment({"RANK": "0", "WORLD_SIZE": "1", "TALLY_PORT": str(free_port())}))
+                            env=jobs.environment({"RANK": "0", "WORLD_SIZE": "1", "TALLY_PORT": str(jobs.free_port())}))
 
 
 def test_limit_of_a_cgroup(limited_group):

@@ -11,12 +11,6 @@ import warm
 FOREIGN = "import socket, sys; s = socket.create_server((sys.argv[1], 0)); print(s.getsockname()[1], flush=True); input()"
 
 
-def free_port(host="127.0.0.1"):
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
-
-
 def own_address():
     """One by which other machines see this one; None without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -71,8 +65,8 @@ def test_addresses_of_one_machine(tmp_path, way, host):
     host = own_address() if host == "own" else host
     if host is None or (host == "::1" and not socket.has_ipv6):
         pytest.skip("this machine has no such address")
-    port = free_port("::1" if ":" in host else "127.0.0.1")
-    env = {} if way != "variables" else {"TALLY_PORT": str(free_port())}
+    port = jobs.free_port("::1" if ":" in host else "127.0.0.1")
+    env = {} if way != "variables" else {"TALLY_PORT": str(jobs.free_port())}
     for status, output in by_hand(tmp_path, SUM, (0, way, host, port), (1, way, host, port), env=env):
         assert status == 0 and "good" in output, output
 
@@ -118,7 +112,7 @@ try:
 except tally.Error as error:
     print(error, error.errno)
 """
-    arguments = free_port(), port
+    arguments = jobs.free_port(), port
     results = by_hand(tmp_path, script, (0, *arguments), (1, *arguments))
     for status, output in results:
         assert status == 0 and "held by process %d of " % holder.pid in output, output
@@ -182,7 +176,7 @@ input()
                                   "dist.barrier(); dist.destroy_process_group()"])
 def test_a_coordinator_behind_a_forwarder(tmp_path, init):
     """As through ssh -L: the port at rank 0's own address is held by a program that is not Tally's, and leads to one."""
-    coordinator = free_port()
+    coordinator = jobs.free_port()
     env = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "TALLY_COORD": "127.0.0.1:%d" % coordinator}
     running = [subprocess.Popen([jobs.BUILD / "bin" / "tallyd", "--coordinator"], env=jobs.environment(env),
                                 start_new_session=True)]
@@ -197,7 +191,7 @@ os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2], RANK=sys.arg
 %s
 print("good")
 """ % init
-        meeting = free_port()
+        meeting = jobs.free_port()
         for status, output in by_hand(tmp_path, script, (0, meeting, port), (1, meeting, port)):
             assert status == 0 and "good" in output, output
     finally:
@@ -223,7 +217,7 @@ except RuntimeError as error:
     print(error)
 """
     line = 1 + script[:script.index("# the line")].count("\n")
-    port = free_port()
+    port = jobs.free_port()
     output = by_hand(tmp_path, script, (0, port), (1, port))[0][1]
     assert "script.py:%d)" % line in output and "'meet'" not in output and "tally_autoload" not in output, output
 
@@ -318,7 +312,7 @@ print("good")
 
 @pytest.mark.parametrize("engine", ["engine", "engine of a world"])
 def test_groups_between_a_trainer_and_an_engine(tmp_path, engine):
-    ports = free_port(), free_port()
+    ports = jobs.free_port(), jobs.free_port()
     for status, output in by_hand(tmp_path, BESIDE, ("trainer", 0, *ports), ("trainer", 1, *ports), (engine, 0, *ports)):
         assert status == 0 and "good" in output, output
 
@@ -342,7 +336,7 @@ world_sum(3)
 dist.destroy_process_group()
 print("good")
 """
-    ports = free_port(), free_port()
+    ports = jobs.free_port(), jobs.free_port()
     results = by_hand(tmp_path, script, ("trainer", 0, *ports), ("trainer", 1, *ports), ("engine", 0, *ports))
     for status, output in results[:2]:
         assert status == 0 and "good" in output, output
@@ -391,7 +385,7 @@ for job in jobs.values():
     job.close()
 print("good")
 """
-    port = free_port()
+    port = jobs.free_port()
     for status, output in by_hand(tmp_path, script, (0, port), (1, port)):
         assert status == 0 and "good" in output, output
 
@@ -407,6 +401,6 @@ except tally.Error as error:
 """
     for host in ("127.0.0.1", "localhost", own_address()):
         if host is not None:
-            (status, output), = by_hand(tmp_path, script, (host, free_port()))
+            (status, output), = by_hand(tmp_path, script, (host, jobs.free_port()))
             assert status == 0 and "rank 1 did not join" in output, output
             assert ("needs a secret" in output) == (host == own_address()), output
