@@ -3,7 +3,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <math.h>
 #include <string.h>
 
 static uint32_t plan_divisor(uint32_t a, uint32_t b)
@@ -34,30 +33,6 @@ int tly_plan_weights(int n, int k, uint32_t *weight)
     for (int i = 0; i < n + k; i++)
         weight[i] = i < n ? worker : cpu;
     return 0;
-}
-
-void tly_plan_shares(int count, const uint32_t *weight, uint64_t bytes, uint64_t *share)
-{
-    uint64_t total = 0, below = 0, dealt = 0;
-    for (int i = 0; i < count; i++)
-        total += weight[i];
-    assert(total > 0);
-    for (int i = 0; i < count; i++) {
-        below += weight[i];
-        uint64_t edge = (uint64_t)((unsigned __int128)bytes * below / total);
-        share[i] = edge - dealt;
-        dealt = edge;
-    }
-}
-
-double tly_plan_time(int n, int k, double bytes, double bandwidth)
-{
-    if (n <= 1)
-        return 0;
-    if (k >= n)
-        return bytes / bandwidth;
-    double dn = n, dk = k;
-    return 2 * dn * (dn - 1) * bytes / ((dn * dn + dk * dn - 2 * dk) * bandwidth);
 }
 
 uint32_t tly_plan_part_bytes(double bandwidth)

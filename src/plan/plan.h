@@ -15,14 +15,6 @@ enum { TLY_MAX_SERVICES = 1024 };
  * weight has room for n + k.  Returns 0, or -EINVAL for n < 1, k < 0 or n + k > TLY_MAX_SERVICES. */
 int tly_plan_weights(int n, int k, uint32_t *weight);
 
-/* `bytes` cut by weight: share[i] is within one byte of its exact part, and all add up to `bytes`.
- * At least one weight is positive. */
-void tly_plan_shares(int count, const uint32_t *weight, uint64_t bytes, uint64_t *share);
-
-/* Eq. 6 and its neighbours: seconds for M bytes over n worker and k CPU machines with NICs of B bytes/s,
- * full duplex.  k >= n: M/B.  n = 1: 0, nothing crosses the network. */
-double tly_plan_time(int n, int k, double bytes, double bandwidth);
-
 /* --- machines that differ (split.c) -----------------------------------------------------------------
  *
  * A machine runs one service.  Rates are in bytes/s, or in any unit as long as all are in the same; times come
@@ -62,13 +54,23 @@ double tly_plan_cost(int count, const struct tly_plan_machine *machine, const ui
 /* What crosses the card of machine i each way, for one unit of gradients. */
 double tly_plan_traffic(int count, const struct tly_plan_machine *machine, const uint32_t *weight, int i);
 
-/* A ring through all ranks, card by card: 2(R-1)/R over the slowest card that has ranks, 0 if that is the only one; or,
- * where that takes longer, r / sum_rate: each rank adds the R inputs of its R-th.  NAN if a bandwidth is not known. */
-double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *machine);
-
 /* How many of the machines without ranks bring nothing: without them, those of least weight, the split takes at most 1%
  * longer.  A bandwidth that is not known counts as in tly_plan_split().  0 also for what that refuses, or without memory. */
 int tly_plan_spare(enum tly_split split, int count, const struct tly_plan_machine *machine);
+
+/* --- forecasts of the command (forecast.c) ------------------------------------------------------------- */
+
+/* `bytes` cut by weight: share[i] is within one byte of its exact part, and all add up to `bytes`.
+ * At least one weight is positive. */
+void tly_plan_shares(int count, const uint32_t *weight, uint64_t bytes, uint64_t *share);
+
+/* Eq. 6 and its neighbours: seconds for M bytes over n worker and k CPU machines with NICs of B bytes/s,
+ * full duplex.  k >= n: M/B.  n = 1: 0, nothing crosses the network. */
+double tly_plan_time(int n, int k, double bytes, double bandwidth);
+
+/* A ring through all ranks, card by card: 2(R-1)/R over the slowest card that has ranks, 0 if that is the only one; or,
+ * where that takes longer, r / sum_rate: each rank adds the R inputs of its R-th.  NAN if a bandwidth is not known. */
+double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *machine);
 
 /* --- cards that do not say their speed (measure.c) --------------------------------------------------- */
 

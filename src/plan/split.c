@@ -366,24 +366,3 @@ double tly_plan_cost(int count, const struct tly_plan_machine *m, const uint32_t
         *busiest = who;
     return worst;
 }
-
-double tly_plan_cost_all_reduce(int count, const struct tly_plan_machine *m)
-{
-    double all = split_all_ranks(count, m), slowest = INFINITY, sums = 0;
-    int cards = 0;
-    for (int i = 0; i < count; i++) {
-        bool ranks = false;
-        if (m[i].sum_rate > 0)
-            sums = fmax(sums, m[i].ranks / m[i].sum_rate);
-        for (int j = i; j < count && m[i].card == (uint32_t)i; j++)
-            ranks |= split_same_card(m, i, j) && m[j].ranks > 0;
-        if (!ranks)
-            continue;
-        double b = split_bandwidth(count, m, i);
-        if (b == 0)
-            return NAN;
-        slowest = fmin(slowest, b);
-        cards++;
-    }
-    return fmax(sums, cards < 2 ? 0 : 2 * (all - 1) / all / slowest);
-}
