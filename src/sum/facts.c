@@ -1,7 +1,5 @@
-/* facts.c - how a service stands, as it is told to those who ask (STATUS): from the job's counts to bytes, and back. */
-#include <errno.h>
-#include <stdio.h>
-
+/* facts.c - how a service stands, as it is told to those who ask (STATUS): from the job's counts to bytes.  facts_read.c reads
+ * them. */
 #include "base/list.h"
 #include "sum/internal.h"
 #include "sum/job.h"
@@ -42,24 +40,4 @@ void tly_service_facts_write(struct tly_writer *w, const struct tly_service_fact
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
         tly_write64(w, values[i]);
     tly_write_text(w, f->waits_for);
-}
-
-int tly_service_facts_read(struct tly_reader *r, struct tly_service_facts *out)
-{
-    struct tly_service_facts f;
-    f.bytes_summed = tly_read64(r);
-    f.parts_summed = tly_read64(r);
-    f.rounds_open = tly_read64(r);
-    f.bytes_in_use = tly_read64(r);
-    f.bytes_peak = tly_read64(r);
-    f.memory_limit = tly_read64(r);
-    f.slots_dropped = tly_read64(r);
-    f.bytes_received = tly_read64(r);
-    f.bytes_sent = tly_read64(r);
-    f.waiting_ms = tly_read64(r);
-    tly_read_text(r, f.waits_for, sizeof f.waits_for);
-    if (r->failed)
-        return -EPROTO;
-    *out = f;
-    return 0;
 }

@@ -24,7 +24,7 @@
  *   progress.c  from all pushes to the result
  *   redo.c      what ranks say after a loss
  *   joining.c   the word of a rank that it has joined
- *   facts.c     how the service stands
+ *   facts.c     how the service stands; facts_read.c: the same, for the command
  *   frames.c    the frames that come over a session
  *   peers.c     sessions from the handshake to the end
  *   house.c     what jobs share
