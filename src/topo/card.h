@@ -12,6 +12,11 @@ uint64_t tly_card_rate(const struct sockaddr_storage *own);
 /* The same of an interface by its name; `folder` is /sys/class/net but in tests. */
 uint64_t tly_card_rate_of(const char *folder, const char *interface);
 
+/* What that file says of a card that is a device, in bit/s; 0: nothing. */
+uint64_t tly_card_speed(const char *folder, const char *interface);
+
+/* --- devices (device.c), for the command alone ------------------------------------------------------ */
+
 /* What an RDMA device says of its fastest port, in bit/s; `folder` is /sys/class/infiniband. */
 uint64_t tly_card_rdma_rate_of(const char *folder, const char *device);
 
