@@ -1,8 +1,7 @@
-/* param.c - settings: read from arguments, environment and file, checked, hashed, printed.  Everything about a
- * setting comes from the table in param.h and the rules below. */
+/* param.c - settings: read from arguments, environment and file, checked, hashed.  Everything about a setting comes from the
+ * table in param.h and the rules below.  param_print.c prints them. */
 #include "base/param.h"
 
-#include <ctype.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -11,20 +10,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-#include "base/text.h"
-
-enum param_type { STR, INT, SIZE, RATE, SECS };
-
-struct param_row {
-    const char *name;
-    enum param_type type;
-    bool agreed;
-    size_t offset; /* in struct tly_params */
-    const char *text;
-    double number; /* the default: text for STR, number for all others */
-    double min, max;
-    const char *help;
-};
+#include "base/param_rows.h"
 
 #define DEFAULT_STR(d) .text = d
 #define DEFAULT_INT(d) .number = d
@@ -40,18 +26,9 @@ struct param_row {
      .max = (max_), \
      .agreed = (agreed_), \
      .help = (help_)},
-static const struct param_row table[] = {TLY_PARAM_TABLE(ROW)};
-enum { ROWS = sizeof table / sizeof table[0] };
+const struct tly_param_row tly_param_rows[] = {TLY_PARAM_TABLE(ROW)};
 
-/* What the table has no column for. */
-static const struct param_rule {
-    const char *name;
-    const char *const *choices; /* NULL-terminated: the only valid words */
-    uint32_t multiple;          /* of this many bytes */
-    uint32_t shortest;          /* bytes */
-    bool secret;
-    bool hidden; /* for tests and for our own launchers: in no list */
-} rules[] = {
+static const struct tly_param_rule rules[] = {
     {"TALLY_LOG", .choices = (const char *const[]){"off", "error", "warning", "info", "debug", NULL}},
     {"TALLY_PART_BYTES", .multiple = 64},
     {"TALLY_FRAGMENT_BYTES", .multiple = 64},
@@ -65,26 +42,21 @@ static const struct param_rule {
     {"TALLY_SECRET", .secret = true, .shortest = 16},
 };
 
-static const struct param_rule *param_rule_of(const struct param_row *row)
+const struct tly_param_rule *tly_param_rule_of(const struct tly_param_row *row)
 {
-    static const struct param_rule none;
+    static const struct tly_param_rule none;
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
         if (strcmp(rules[i].name, row->name) == 0)
             return &rules[i];
     return &none;
 }
 
-static const struct param_row *param_find_row(const char *name, size_t len)
+static const struct tly_param_row *param_find_row(const char *name, size_t len)
 {
-    for (int i = 0; i < ROWS; i++)
-        if (strlen(table[i].name) == len && memcmp(table[i].name, name, len) == 0)
-            return &table[i];
+    for (int i = 0; i < TLY_PARAM_ROWS; i++)
+        if (strlen(tly_param_rows[i].name) == len && memcmp(tly_param_rows[i].name, name, len) == 0)
+            return &tly_param_rows[i];
     return NULL;
-}
-
-static void *param_field(const struct tly_params *p, const struct param_row *row)
-{
-    return (char *)p + row->offset;
 }
 
 /* --- reading --------------------------------------------------------------------------------- */
@@ -140,7 +112,7 @@ static size_t param_prefix_len(const char *name, size_t len)
 }
 
 /* Unlikeness of a name to a row's, TALLY_ left aside; at most 1 when one begins the other. */
-static int param_unlike(const char *name, size_t len, const struct param_row *row)
+static int param_unlike(const char *name, size_t len, const struct tly_param_row *row)
 {
     char word[64];
     size_t skip = param_prefix_len(name, len), n = len - skip, m = strlen(row->name) - 6;
@@ -161,10 +133,12 @@ static int param_refuse_name(struct reader *r, const char *name, size_t len)
     size_t at = 0;
     int found = 0;
     for (int want = 0; want <= 3; want++) {
-        for (int i = 0; i < ROWS && found < 3; i++) {
-            if (param_unlike(name, len, &table[i]) != want || want * 3 > (int)strlen(table[i].name) - 6)
+        for (int i = 0; i < TLY_PARAM_ROWS && found < 3; i++) {
+            if (param_unlike(name, len, &tly_param_rows[i]) != want ||
+                want * 3 > (int)strlen(tly_param_rows[i].name) - 6)
                 continue;
-            at += (size_t)snprintf(near + at, sizeof near - at, "%s%s", found++ ? " or " : "", table[i].name);
+            at += (size_t)snprintf(near + at, sizeof near - at, "%s%s", found++ ? " or " : "",
+                                   tly_param_rows[i].name);
         }
         if (found)
             break;
@@ -187,7 +161,7 @@ static const char *param_unit_text(uint64_t number, unsigned step, const char *u
     return buf;
 }
 
-static const char *param_size_text(uint64_t bytes, char buf[32])
+const char *tly_param_size_text(uint64_t bytes, char buf[32])
 {
     return param_unit_text(bytes, 1024, "KMGT", buf);
 }
@@ -199,20 +173,19 @@ static const char *param_rate_text(uint64_t rate, char buf[32])
     return rate ? param_unit_text(rate, 1000, "kMGT", buf) : buf;
 }
 
-static const char *param_number_text(enum param_type type, double x, char buf[32])
+const char *tly_param_number_text(enum tly_param_type type, double x, char buf[32])
 {
     if (type == SIZE)
-        return param_size_text((uint64_t)x, buf);
+        return tly_param_size_text((uint64_t)x, buf);
     if (type == RATE)
         return param_rate_text((uint64_t)x, buf);
     snprintf(buf, 32, "%.10g", x);
     return buf;
 }
 
-/* What is valid for a row, such as "4K to 64M, a multiple of 64". */
-static const char *param_valid_text(const struct param_row *row, char *buf, size_t len)
+const char *tly_param_valid_text(const struct tly_param_row *row, char *buf, size_t len)
 {
-    const struct param_rule *rule = param_rule_of(row);
+    const struct tly_param_rule *rule = tly_param_rule_of(row);
     char lo[32], hi[32];
     size_t at = 0;
     buf[0] = 0;
@@ -224,8 +197,8 @@ static const char *param_valid_text(const struct param_row *row, char *buf, size
                                                       : " or ",
                                    *c);
     } else if (row->type != STR) {
-        at = (size_t)snprintf(buf, len, "%s to %s%s", param_number_text(row->type, row->min, lo),
-                              param_number_text(row->type, row->max, hi),
+        at = (size_t)snprintf(buf, len, "%s to %s%s", tly_param_number_text(row->type, row->min, lo),
+                              tly_param_number_text(row->type, row->max, hi),
                               row->type == SECS   ? " seconds"
                               : row->type == RATE ? " bit/s"
                                                   : "");
@@ -252,7 +225,7 @@ bool tly_digits(const char **text, bool point, double *number)
     return any;
 }
 
-static bool param_parse_number(enum param_type type, const char *text, double *number)
+static bool param_parse_number(enum tly_param_type type, const char *text, double *number)
 {
     bool negative = type == INT && *text == '-';
     text += negative;
@@ -279,9 +252,9 @@ static bool param_parse_number(enum param_type type, const char *text, double *n
     return !*text;
 }
 
-static int param_set_text(const struct param_row *row, struct tly_params *p, const char *text)
+static int param_set_text(const struct tly_param_row *row, struct tly_params *p, const char *text)
 {
-    char **to = param_field(p, row), *copy = text ? strdup(text) : NULL;
+    char **to = tly_param_field(p, row), *copy = text ? strdup(text) : NULL;
     if (text && !copy)
         return -ENOMEM;
     free(*to);
@@ -289,28 +262,28 @@ static int param_set_text(const struct param_row *row, struct tly_params *p, con
     return 0;
 }
 
-static int param_set_default(const struct param_row *row, struct tly_params *p)
+static int param_set_default(const struct tly_param_row *row, struct tly_params *p)
 {
     switch (row->type) {
     case STR:
         return param_set_text(row, p, row->text);
     case INT:
-        *(int64_t *)param_field(p, row) = (int64_t)row->number;
+        *(int64_t *)tly_param_field(p, row) = (int64_t)row->number;
         break;
     case SIZE:
     case RATE:
-        *(uint64_t *)param_field(p, row) = (uint64_t)row->number;
+        *(uint64_t *)tly_param_field(p, row) = (uint64_t)row->number;
         break;
     case SECS:
-        *(double *)param_field(p, row) = row->number;
+        *(double *)tly_param_field(p, row) = row->number;
         break;
     }
     return 0;
 }
 
-static int param_set_value(struct reader *r, const struct param_row *row, const char *text)
+static int param_set_value(struct reader *r, const struct tly_param_row *row, const char *text)
 {
-    const struct param_rule *rule = param_rule_of(row);
+    const struct tly_param_rule *rule = tly_param_rule_of(row);
     char valid[256];
     if (!*text)
         return param_set_default(row, r->p) ? param_refuse(r, ENOMEM, "out of memory") : 0;
@@ -324,10 +297,10 @@ static int param_set_value(struct reader *r, const struct param_row *row, const 
         }
         if (rule->secret && strlen(text) < rule->shortest)
             return param_refuse(r, EINVAL, "%s is too short: %s", row->name,
-                                param_valid_text(row, valid, sizeof valid));
+                                tly_param_valid_text(row, valid, sizeof valid));
         if (!word)
             return param_refuse(r, EINVAL, "%s=%.200s is not valid: %s", row->name, text,
-                                param_valid_text(row, valid, sizeof valid));
+                                tly_param_valid_text(row, valid, sizeof valid));
         return param_set_text(row, r->p, word) ? param_refuse(r, ENOMEM, "out of memory") : 0;
     }
     double number; /* exact: no row goes as far as 2^53 */
@@ -337,16 +310,16 @@ static int param_set_value(struct reader *r, const struct param_row *row, const 
                             : row->type == RATE ? "rate"
                             : row->type == SECS ? "time"
                                                 : "number",
-                            param_valid_text(row, valid, sizeof valid));
+                            tly_param_valid_text(row, valid, sizeof valid));
     if (number < row->min || number > row->max || (rule->multiple && (uint64_t)number % rule->multiple))
         return param_refuse(r, EINVAL, "%s=%.200s is out of range: %s", row->name, text,
-                            param_valid_text(row, valid, sizeof valid));
+                            tly_param_valid_text(row, valid, sizeof valid));
     if (row->type == INT)
-        *(int64_t *)param_field(r->p, row) = (int64_t)number;
+        *(int64_t *)tly_param_field(r->p, row) = (int64_t)number;
     else if (row->type == SIZE || row->type == RATE)
-        *(uint64_t *)param_field(r->p, row) = (uint64_t)(number + 0.5);
+        *(uint64_t *)tly_param_field(r->p, row) = (uint64_t)(number + 0.5);
     else
-        *(double *)param_field(r->p, row) = number;
+        *(double *)tly_param_field(r->p, row) = number;
     return 0;
 }
 
@@ -356,7 +329,7 @@ static int param_set_pair(struct reader *r, const char *pair)
     const char *eq = strchr(pair, '=');
     if (!eq)
         return param_refuse(r, EINVAL, "\"%.200s\" is not of the form NAME=value", pair);
-    const struct param_row *row = param_find_row(pair, (size_t)(eq - pair));
+    const struct tly_param_row *row = param_find_row(pair, (size_t)(eq - pair));
     return row ? param_set_value(r, row, eq + 1) : param_refuse_name(r, pair, (size_t)(eq - pair));
 }
 
@@ -391,13 +364,13 @@ static int param_read_config(struct reader *r, const char *path)
         }
         *eq = 0; /* blanks around = are no part of either side */
         const char *name = param_trim(pair), *value = param_trim(eq + 1);
-        const struct param_row *row = param_find_row(name, strlen(name));
+        const struct tly_param_row *row = param_find_row(name, strlen(name));
         struct stat st;
         if (!row)
             rc = param_refuse_name(r, name, strlen(name));
         else if (strcmp(name, "TALLY_CONFIG") == 0)
             rc = param_refuse(r, EINVAL, "a configuration file cannot name another");
-        else if (param_rule_of(row)->secret && fstat(fileno(file), &st) == 0 && (st.st_mode & 077))
+        else if (tly_param_rule_of(row)->secret && fstat(fileno(file), &st) == 0 && (st.st_mode & 077))
             rc = param_refuse(r, EINVAL, "a file that holds %s must be its owner's alone: chmod 600 %s", name,
                               path);
         else
@@ -431,8 +404,8 @@ int tly_params_load(struct tly_params *p, const char *const settings[], char *wh
     struct reader r = {.p = &fresh, .why = why ? why : nothing, .why_len = why ? why_len : 1};
     const char *config = getenv("TALLY_CONFIG");
     int rc = 0;
-    for (int i = 0; i < ROWS; i++)
-        if (param_set_default(&table[i], &fresh)) {
+    for (int i = 0; i < TLY_PARAM_ROWS; i++)
+        if (param_set_default(&tly_param_rows[i], &fresh)) {
             rc = param_refuse(&r, ENOMEM, "out of memory");
             goto fail;
         }
@@ -458,9 +431,9 @@ void tly_params_finish(struct tly_params *p)
 {
     if (!p)
         return;
-    for (int i = 0; i < ROWS; i++) {
-        if (table[i].type == STR) {
-            char **text = param_field(p, &table[i]);
+    for (int i = 0; i < TLY_PARAM_ROWS; i++) {
+        if (tly_param_rows[i].type == STR) {
+            char **text = tly_param_field(p, &tly_param_rows[i]);
             free(*text);
             *text = NULL;
         }
@@ -469,28 +442,27 @@ void tly_params_finish(struct tly_params *p)
 
 /* --- agreeing -------------------------------------------------------------------------------- */
 
-/* The value as it may be read back, "" for an unset text. */
-static void param_value_text(const struct tly_params *p, const struct param_row *row, char *buf, size_t len)
+void tly_param_value_text(const struct tly_params *p, const struct tly_param_row *row, char *buf, size_t len)
 {
     switch (row->type) {
     case STR: {
-        const char *text = *(char **)param_field(p, row);
-        snprintf(buf, len, "%s", !text ? "" : param_rule_of(row)->secret ? "(set)" : text);
+        const char *text = *(char **)tly_param_field(p, row);
+        snprintf(buf, len, "%s", !text ? "" : tly_param_rule_of(row)->secret ? "(set)" : text);
         break;
     }
     case INT:
-        snprintf(buf, len, "%lld", (long long)*(int64_t *)param_field(p, row));
+        snprintf(buf, len, "%lld", (long long)*(int64_t *)tly_param_field(p, row));
         break;
     case SIZE:
-        snprintf(buf, len, "%llu", (unsigned long long)*(uint64_t *)param_field(p, row));
+        snprintf(buf, len, "%llu", (unsigned long long)*(uint64_t *)tly_param_field(p, row));
         break;
     case RATE: {
         char text[32];
-        snprintf(buf, len, "%s", param_rate_text(*(uint64_t *)param_field(p, row), text));
+        snprintf(buf, len, "%s", param_rate_text(*(uint64_t *)tly_param_field(p, row), text));
         break;
     }
     case SECS:
-        snprintf(buf, len, "%.10g", *(double *)param_field(p, row));
+        snprintf(buf, len, "%.10g", *(double *)tly_param_field(p, row));
         break;
     }
 }
@@ -502,12 +474,12 @@ int tly_params_agreed_text(const struct tly_params *p, char *buf, size_t len)
     char value[512];
     const char *patch = strrchr(tly_release, '.');
     size_t at = (size_t)snprintf(buf, len, "Tally %.*s", patch ? (int)(patch - tly_release) : 0, tly_release);
-    for (int i = 0; i < ROWS; i++) {
-        if (!table[i].agreed)
+    for (int i = 0; i < TLY_PARAM_ROWS; i++) {
+        if (!tly_param_rows[i].agreed)
             continue;
-        param_value_text(p, &table[i], value, sizeof value);
-        at += (size_t)snprintf(at < len ? buf + at : NULL, at < len ? len - at : 0, " %s=%s", table[i].name,
-                               value);
+        tly_param_value_text(p, &tly_param_rows[i], value, sizeof value);
+        at += (size_t)snprintf(at < len ? buf + at : NULL, at < len ? len - at : 0, " %s=%s",
+                               tly_param_rows[i].name, value);
     }
     return (int)at;
 }
@@ -521,173 +493,4 @@ uint64_t tly_params_digest(const struct tly_params *p)
     for (const char *s = text; *s; s++)
         hash = (hash ^ (unsigned char)*s) * 0x100000001b3u;
     return hash;
-}
-
-/* --- printing -------------------------------------------------------------------------------- */
-
-static void param_default_text(const struct param_row *row, char *buf, size_t len)
-{
-    char number[32];
-    snprintf(buf, len, "%s",
-             row->type == STR ? (row->text ? row->text : "")
-                              : param_number_text(row->type, row->number, number));
-}
-
-static void param_print_table(FILE *out, const struct tly_params *p)
-{
-    char value[512], size[32], valid[256];
-    fprintf(out, "%-22s %-14s %-34s %s\n", "NAME", p ? "VALUE" : "DEFAULT", "VALID", "MEANING");
-    for (int i = 0; i < ROWS; i++) {
-        const struct param_row *row = &table[i];
-        if (param_rule_of(row)->hidden)
-            continue;
-        if (!p)
-            param_default_text(row, value, sizeof value);
-        else if (row->type == SIZE)
-            snprintf(value, sizeof value, "%s", param_size_text(*(uint64_t *)param_field(p, row), size));
-        else
-            param_value_text(p, row, value, sizeof value);
-        tly_text_clean(value);
-        param_valid_text(row, valid, sizeof valid);
-        fprintf(out, "%-22s %-14s %-34s %s%s\n", row->name, *value ? value : "-", *valid ? valid : "text",
-                row->help, row->agreed ? " (the same on all ranks)" : "");
-    }
-}
-
-void tly_json_text(FILE *out, const char *s)
-{
-    fputc('"', out);
-    for (; *s; s++) {
-        if (*s == '"' || *s == '\\')
-            fprintf(out, "\\%c", *s);
-        else if ((unsigned char)*s < 0x20)
-            fprintf(out, "\\u%04x", *s);
-        else
-            fputc(*s, out);
-    }
-    fputc('"', out);
-}
-
-static void param_print_json(FILE *out, const struct tly_params *p)
-{
-    static const char *const types[] = {"text", "number", "bytes", "bits_per_s", "seconds"};
-    char value[4096];
-    fprintf(out, "[");
-    for (int i = 0; i < ROWS; i++) {
-        const struct param_row *row = &table[i];
-        const struct param_rule *rule = param_rule_of(row);
-        if (rule->hidden)
-            continue;
-        fprintf(out, "%s\n  {\"name\": \"%s\", \"kind\": \"%s\", \"default\": ", i ? "," : "", row->name,
-                types[row->type]);
-        if (row->type == RATE && row->number == 0)
-            fprintf(out, "null, \"min\": %.17g, \"max\": %.17g", row->min, row->max);
-        else if (row->type != STR)
-            fprintf(out, "%.17g, \"min\": %.17g, \"max\": %.17g", row->number, row->min, row->max);
-        else if (row->text)
-            tly_json_text(out, row->text);
-        else
-            fprintf(out, "null");
-        if (rule->multiple)
-            fprintf(out, ", \"multiple\": %u", rule->multiple);
-        for (const char *const *c = rule->choices; c && *c; c++)
-            fprintf(out, "%s\"%s\"%s", c == rule->choices ? ", \"choices\": [" : ", ", *c, c[1] ? "" : "]");
-        if (p) {
-            param_value_text(p, row, value, sizeof value);
-            fprintf(out, ", \"value\": ");
-            if (row->type == RATE && *value)
-                fprintf(out, "%llu", (unsigned long long)*(uint64_t *)param_field(p, row));
-            else if (row->type != STR && row->type != RATE)
-                fprintf(out, "%s", value);
-            else if (row->type == STR && *(char **)param_field(p, row))
-                tly_json_text(out, value);
-            else
-                fprintf(out, "null");
-        }
-        fprintf(out, ", \"agreed\": %s, \"help\": ", row->agreed ? "true" : "false");
-        tly_json_text(out, row->help);
-        fprintf(out, "}");
-    }
-    fprintf(out, "\n]\n");
-}
-
-static void param_print_troff_text(FILE *out, const char *s)
-{
-    if (*s == '.' || *s == '\'')
-        fputs("\\&", out);
-    for (; *s; s++) {
-        if (*s == '-')
-            fputs("\\-", out);
-        else if (*s == '\\')
-            fputs("\\e", out);
-        else if (*s == '^')
-            fputs("\\(ha", out);
-        else
-            fputc(*s, out);
-    }
-}
-
-static void param_print_troff(FILE *out)
-{
-    char text[256];
-    fputs(".TH TALLY\\-PARAMS 7 \"\" \"Tally " TALLY_VERSION "\" \"Tally\"\n"
-          ".SH NAME\ntally\\-params \\- settings of Tally\n"
-          ".SH DESCRIPTION\n"
-          "Every setting can be given, in falling order of precedence, in the list of settings that\n"
-          ".BR tally_comm_open (3)\ntakes, as an environment variable, or as a line\n"
-          ".IB NAME = value\nof the configuration file that\n.B TALLY_CONFIG\nnames, in which lines that "
-          "start with\n"
-          ".B #\nare comments.\nAn empty value stands for the default.\n"
-          "A name that starts with\n.B TALLY_\nand is not listed here is refused, and so is a value out of "
-          "range.\n"
-          ".PP\nSizes are in bytes and may end in\n.BR K ,\n.BR M ,\n.B G\nor\n.BR T ,\n"
-          "powers of 1024.\nRates are in bit/s and may end in\n.BR k ,\n.BR M ,\n.B G\nor\n.BR T ,\n"
-          "powers of 1000.\nTimes are in seconds and may have a decimal point.\n"
-          ".PP\nRanks compare the settings that must be the same everywhere when they join, and refuse to "
-          "start with\n"
-          "a sentence that names them where they differ.\n"
-          ".PP\n.BR \"tally params\" \" prints this list with the values in force.\"\n"
-          ".SH SETTINGS\n",
-          out);
-    for (int i = 0; i < ROWS; i++) {
-        const struct param_row *row = &table[i];
-        if (param_rule_of(row)->hidden)
-            continue;
-        snprintf(text, sizeof text, "%s", row->help);
-        text[0] = (char)toupper((unsigned char)text[0]);
-        fprintf(out, ".TP\n.B %s\n", row->name);
-        param_print_troff_text(out, text);
-        fputs(".\n", out);
-        param_valid_text(row, text, sizeof text);
-        if (*text) {
-            fputs("Valid: ", out);
-            param_print_troff_text(out, text);
-            fputs(".\n", out);
-        }
-        param_default_text(row, text, sizeof text);
-        if (*text) {
-            fputs("Default: ", out);
-            param_print_troff_text(out, text);
-            fputs(".\n", out);
-        }
-        if (row->agreed)
-            fputs("Must be the same on all ranks.\n", out);
-    }
-    fputs(".SH SEE ALSO\n.BR tally (1),\n.BR tally\\-run (1),\n.BR tallyd (8),\n.BR tally_comm_open (3)\n",
-          out);
-}
-
-void tly_params_print(FILE *out, const struct tly_params *p, enum tly_params_format format)
-{
-    switch (format) {
-    case TLY_PARAMS_TABLE:
-        param_print_table(out, p);
-        break;
-    case TLY_PARAMS_JSON:
-        param_print_json(out, p);
-        break;
-    case TLY_PARAMS_TROFF:
-        param_print_troff(out);
-        break;
-    }
 }

@@ -90,6 +90,8 @@ int tly_params_agreed_text(const struct tly_params *p, char *buf, size_t len);
  * No sign, blank or exponent, and whatever the application's locale.  Whole numbers are exact to 2^53. */
 bool tly_digits(const char **text, bool point, double *number);
 
+/* --- param_print.c, for the command alone ----------------------------------------------------------- */
+
 /* The table, for `tally params`: as a table, JSON or troff (the man page).  With the values in force if p, else
  * with the defaults.  Secrets show as "(set)". */
 enum tly_params_format { TLY_PARAMS_TABLE, TLY_PARAMS_JSON, TLY_PARAMS_TROFF };

@@ -3,10 +3,11 @@ both, and the library exports the functions of tally.h and nothing else."""
 
 import re
 import subprocess
+from collections import Counter
 
 import pytest
 from test_circles import COMMENT, DEFINED
-from tree import BUILT, files, public_functions
+from tree import BUILT, ROOT, files, public_functions
 
 FOREIGN_LIBRARY = re.compile(r"lib(torch|c10|python|caffe2|shm)\b|libtorch|libc10|libpython")
 # CPython's C API, and C++ symbols of the namespaces at, c10 and torch.
@@ -87,13 +88,47 @@ def test_tallyd_links_nothing_of_a_rank():
     assert [name for name in here if name.startswith("tly_call_")] == []
 
 
-@pytest.mark.parametrize("binary", (("libtally.so",), ("src", "tallyd", "tallyd")), ids="/".join)
-def test_what_the_command_alone_calls_is_linked_there_alone(binary):
-    here, command = defined(*binary), defined("src", "cli", "tally")
-    for pattern in ("src/machine/*.c", "src/inside/*.c", "src/trace/merge.c", "src/trace/read.c"):
-        names = shared_names(pattern)
-        assert names & command, pattern
-        assert sorted(here & names) == [], pattern
+COMMAND = ("cli", "machine", "inside")
+
+
+def called_by_some_alone(sources, some):
+    """Shared functions and tables that only these files name, or files that only these call.  sources: {name: text}"""
+    plain = {name: COMMENT.sub("", text) for name, text in sources.items()}
+    some, alone, before = set(some), set(), None
+    owner = {symbol: name for name, text in plain.items() if name.endswith(".c") for symbol, _ in DEFINED.findall(text)}
+    users = {symbol: set() for symbol in owner}
+    for name, text in plain.items():
+        used = text if name.endswith(".c") else "".join(re.findall(r"^static inline.*?^}", text, re.MULTILINE | re.DOTALL))
+        for symbol, count in Counter(re.findall(r"\btly_\w+", used)).items():
+            if symbol in owner and count > (owner[symbol] == name):
+                users[symbol].add(name)
+    while alone != before:
+        before = alone
+        alone = {symbol for symbol in owner if users[symbol] and users[symbol] <= some}
+        some |= {owner[symbol] for symbol in alone if {s for s in owner if owner[s] == owner[symbol]} <= alone}
+    return alone
+
+
+def test_what_the_command_alone_calls_is_linked_there_alone():
+    sources = {
+        str(path.relative_to(ROOT / "src")): path.read_text(encoding="utf-8")
+        for path in files("src/*.c", "src/*.h")
+        if not path.name.endswith("_test.c")
+    }
+    alone = called_by_some_alone(sources, {name for name in sources if name.startswith(COMMAND)})
+    assert len(alone & defined("src", "cli", "tally")) > 50
+    for binary in ("libtally.so",), ("src", "tallyd", "tallyd"):
+        assert sorted(alone & defined(*binary)) == [], binary
+
+
+def test_the_search_finds_what_it_is_for():
+    sources = {
+        "cli/a.c": "int tly_a(void)\n{\n    return tly_b() + tly_d();\n}\n",
+        "x/b.c": "int tly_b(void)\n{\n    return tly_c();\n}\n",
+        "x/c.c": "int tly_c(void)\n{\n    return 0;\n}\nint tly_d(void)\n{\n    return 1;\n}\nint tly_e(void)\n{\n    return tly_d();\n}\n",
+        "x/c.h": "int tly_b(void);\nstatic inline int tly_f(void)\n{\n    return tly_e();\n}\n",
+    }
+    assert called_by_some_alone(sources, {"cli/a.c"}) == {"tly_b", "tly_c"}
 
 
 def test_the_patterns_find_what_they_are_for():
