@@ -8,28 +8,29 @@
  * State has an owner.  struct tally_comm and struct tally_op hold structs by value, and only the files of one name its
  * fields (test/checks/test_owners.py).  A lock is in the struct that it guards.  ARCHITECTURE.md has the order of locks.
  *
- * A file may use the files above it in this list, and includes only headers of which it uses something
- * (test/checks/test_layers.py).  So a room uses the rooms before it: op/ (what an operation is), epoch/ (which service sums
- * what, and what is reported of it), path/ (the way of parts).  The folder's own files are what all rooms use, and what
- * callers and the coordinator ask for:
+ * The rooms: op/ has what an operation is and its life, epoch/ which service sums what and what is reported of it, path/ the
+ * way of parts.  The folder's own files are what callers ask for, and what all rooms use.
  *
- *   inbox.c, state.c, post.c                what other threads have for the loop; how a communicator stands, and its
+ * A file may use the files above it in this list, whatever their rooms, and includes only headers of which it uses
+ * something (test/checks/test_layers.py):
+ *
+ *   inbox.c, state.c, path/post.c           what other threads have for the loop; how a communicator stands, and its
  *                                           failure; control frames
  *   op/part.c, op/group.c, op/names.c       the states of a part; lists of ranks; names and keys
  *   op/spec.c, op/tensor.c                  what ranks compare; cuts
  *   op/handle.c, op/events.c                the caller's handle; the completion queue
- *   epoch/epoch.c, epoch/rounds.c           which service sums what; what a joined rank had submitted
+ *   epoch/epoch.c, op/rounds.c              which service sums what; what a joined rank had submitted
  *   epoch/traffic.c, epoch/pace.c           figures for the coordinator and for users
  *   path/stages.c, path/chain.c             which stage is where; parts go from stage to stage
  *   path/queue.c, path/net.c                parts wait for their turn; the last stage
  *   path/local.c, path/team.c               operations in shared memory; the stage of a machine's ranks
- *   path/parts.c, path/op.c                 parts, as operations' rooms need them; an operation's life in the loop
+ *   path/parts.c, op/op.c                   parts, as operations' rooms need them; an operation's life in the loop
  *   path/keep.c, path/doubt.c, path/peer.c  results that not all ranks have; parts whose service is gone; a connection to
  *                                           a service
  *   options.c, listen.c, abort.c            options of other versions; the coordinator's socket; a rank that leaves
- *   submit.c, calls.c, joining.c            from a request to the loop; the calls of tally.h; tally_join
- *   follow.c, engine.c, report.c, comm.c    changes of epoch; what shared memory calls; tally_comm_report; open, close, the
- *                                           thread
+ *   submit.c, calls.c, op/joining.c         from a request to the loop; the calls of tally.h; tally_join
+ *   epoch/follow.c, path/engine.c           changes of epoch; what shared memory calls
+ *   epoch/report.c, comm.c                  tally_comm_report; open, close, the thread
  *
  * Two calls go upward: state.c tells comm.c of a failure through a pointer (`follows`), and src/local/ calls engine.c through
  * a table (struct tly_local_user). */
@@ -48,18 +49,18 @@
 #include "base/param.h"
 #include "comm/epoch/epoch.h"
 #include "comm/epoch/pace.h"
+#include "comm/epoch/report.h"
 #include "comm/epoch/traffic.h"
 #include "comm/inbox.h"
-#include "comm/joining.h"
 #include "comm/op/active.h"
 #include "comm/op/events.h"
 #include "comm/op/group.h"
+#include "comm/op/joining.h"
 #include "comm/op/names.h"
 #include "comm/path/chain.h"
 #include "comm/path/engine.h"
 #include "comm/path/keep.h"
 #include "comm/path/team.h"
-#include "comm/report.h"
 #include "comm/state.h"
 #include "membership/coordinator.h"
 #include "membership/member.h"

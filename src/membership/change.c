@@ -1,6 +1,6 @@
 /* change.c - from one epoch to the next, and a job whose coordinator has died.
  *
- *   a tallyd comes      change_invite_more → INVITE: all ranks connect to it (tly_follow_invited in comm/follow.c) and say BEGUN
+ *   a tallyd comes      change_invite_more → INVITE: all ranks connect to it (tly_follow_invited in comm/epoch/follow.c) and say BEGUN
  *   a service goes      judge.c: it dies, is silent for 5 s, leaves (GOODBYE), cannot be reached by a rank, or gives no sign of
  *                       life for 1.5 s while ranks wait (COMPLAIN) → tly_change_evict
  *   the change          change_prepare → PREPARE: the ranks begin nothing new and say which rounds they have begun (BEGUN).

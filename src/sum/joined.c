@@ -8,7 +8,7 @@
  * ranks, and allgathers that say so, go on.  For anything else home says that it cannot be (tly_verdict_joined).
  *
  * The ranks of a machine that push together (comm/path/team.c) need each other.  One that has joined stands in with zeros
- * where another of its machine takes part (comm/joining.c), so it is missed only where all of them have joined. */
+ * where another of its machine takes part (comm/op/joining.c), so it is missed only where all of them have joined. */
 #include <stdlib.h>
 #include <sys/mman.h>
 

@@ -14,13 +14,11 @@ by commas or blanks, backticks allowed; "-" or "nothing" for none.  Further colu
 include itself and the public header tally/tally.h.  Unit tests (*_test.c) may include what they like: they stand
 outside.  The table must cover every folder, name none that is not there, and have no cycles.
 
-Within src/comm each file may use those before it in the list of src/comm/comm.h's opening comment.  Its rooms
-stand there in their order, between what all of them use and what uses all of them:
+Within src/comm each file may use those before it in the list of src/comm/comm.h's opening comment:
 
      *   state.c, op.c   what they do
 """
 
-import itertools
 import re
 
 import pytest
@@ -158,12 +156,6 @@ def test_files_of_comm_use_those_before_them():
     assert sorted(order) == sorted(graph)
     place = {name: i for i, name in enumerate(order)}
     assert [f"{name} uses {other}" for name in order for other in graph[name] if place[other] > place[name]] == []
-
-
-def test_rooms_of_comm_use_those_before_them():
-    order = parse_order((ROOT / "src/comm/comm.h").read_text(encoding="utf-8"))
-    rooms = [room for room, _ in itertools.groupby(name.rpartition("/")[0] for name in order)]
-    assert rooms == ["", "op", "epoch", "path", ""]
 
 
 @pytest.mark.parametrize("folder", ["comm", "membership", "sched", "sum"])

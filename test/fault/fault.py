@@ -160,7 +160,7 @@ def reference(kinds, seed, step, tensor, rank, count, ranks, group, uneven=False
 # --- histories -----------------------------------------------------------------------------------------
 
 
-OF_EPOCH = re.compile(r"rank \d+ comm: round (\d+) of 'tensor (\d+)' goes by split no\. (\d+)")  # src/comm/path/op.c; a round is a step
+OF_EPOCH = re.compile(r"rank \d+ comm: round (\d+) of 'tensor (\d+)' goes by split no\. (\d+)")  # src/comm/op/op.c; a round is a step
 
 
 class History:

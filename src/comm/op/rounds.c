@@ -7,7 +7,7 @@
 
 #include "base/list.h"
 #include "comm/comm.h"
-#include "comm/joining.h"
+#include "comm/op/joining.h"
 #include "comm/path/keep.h"
 #include "comm/path/peer.h"
 #include "membership/roster.h"

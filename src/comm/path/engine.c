@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/loop.h"
 #include "comm/comm.h"
-#include "comm/joining.h"
+#include "comm/op/joining.h"
 #include "comm/op/op.h"
 #include "comm/op/tensor.h"
 #include "comm/path/engine.h"
