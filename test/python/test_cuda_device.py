@@ -160,6 +160,50 @@ def test_operations(three, store):
     assert surveys[0][0] == documented()
 
 
+def beside(path):
+    """Operations of a second group of the job, and of one with a store of its own, beside those on the host, and chunks that
+    fail; what is wrong."""
+    import datetime
+    import fake_device as fake
+    import tally
+    import test_group
+    import torch
+    import torch.distributed as dist
+    from tally.torch import patches
+    rank, size, wrong = tally.rank(), tally.size(), []
+    with fake.install(3, 1 << 16, 1 << 19), group("tally", path):
+        own = patches.make_group(size, rank, [], "tally", dist.FileStore(path + " beside", size), "beside",
+                                 datetime.timedelta(seconds=60))
+        dist.distributed_c10d._world.pg_group_ranks[own] = {one: one for one in range(size)}
+        assert own.job is not None
+        plain = test_group.make
+        for name, ours in (("second", dist.new_group()), ("beside", own)):
+            for operation in operations():
+                results, _ = perform(operation, "int32", ours)
+                test_group.make = lambda *arguments, **more: fake.tensor(plain(*arguments, **more))
+                try:
+                    on_device, _ = perform(operation, "int32", ours)
+                finally:
+                    test_group.make = plain
+                if [fake.read(one).tolist() for one in on_device] != [one.tolist() for one in results]:
+                    wrong.append((name, operation))
+            try:
+                dist.all_reduce(fake.tensor(torch.ones(100_000 + rank)), group=ours)  # in several chunks, of which one differs
+                wrong.append((name, "a mismatch is not told"))
+            except tally.Error as error:
+                if not all(word in str(error) for word in ("all_reduce no. ", "100000 elements", "100001 elements")):
+                    wrong.append((name, str(error)))
+            x = fake.tensor(torch.ones(100_000))
+            dist.all_reduce(x, group=ours)
+            if fake.read(x).ne(size).any():
+                wrong.append((name, "after a mismatch"))
+    return wrong
+
+
+def test_groups_beside_the_first(three, store):
+    assert three(beside, store, timeout=PATIENCE) == [[]] * 3
+
+
 class Bucket:
     """As torch.distributed.GradBucket."""
 

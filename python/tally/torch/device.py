@@ -612,12 +612,15 @@ def reduce(call, source, target, dtype, result):
 
     In an ordered name space the first operation has no name, and the others are named by the call's number."""
     device, shape, ordered = of(source), source.shape, call.line is not None
-    call = call.but(name="call %d" % call.line.calls) if ordered else named(PUSH_PULL, call)
+    call = call.but(name="all_reduce no. %d" % call.line.calls) if ordered else named(PUSH_PULL, call)
     source, target = source.detach().view(-1), target.detach().view(-1)
     attempt = _attempt(call)
     pieces = chunks(call.name, source.numel(), source.element_size(), device, attempt)
     if attempt and len(pieces) > 1:
         call = call.but(note="%s; attempt %d" % (call.note or "", attempt))
+    whole = call.note
+    if len(pieces) > 1:  # ranks of other lengths fail with the first one, and hear the lengths
+        whole = "%sthe first of %d elements" % (whole + "; " if whole else "", source.numel())
 
     def load(name, low, high):
         dims = shape if len(pieces) == 1 else (high - low,)
@@ -626,7 +629,7 @@ def reduce(call, source, target, dtype, result):
             address = hosts[0].data_ptr()
             return _operations.push_pull(part, address, address, high - low, dtype, dims, hosts)
 
-        part = call.but(name=None if ordered and low == 0 else name)
+        part = call.but(name=None if ordered and low == 0 else name, note=call.note if low else whole)
         return part, PUSH_PULL, [(source[low:high], target[low:high])], submit
 
     return begin(call, device, [load(*piece) for piece in pieces], result)
