@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <string.h>
 
+#include "base/loop.h"
 #include "comm/comm.h"
 #include "comm/op/op.h"
 #include "comm/path/chain.h"
@@ -511,11 +512,50 @@ static void test_overlaps(void **state)
     run_all(overlaps);
 }
 
+/* A rank has no room in shared memory for what its stage has prepared: all go to the service with it. */
+static int diverted(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = open_with_stage(b, rank);
+    int n = tally_comm_size(c);
+    for (int i = 0; i < BARRIER; i++) {
+        int begun = later_device.begun;
+        tally_op *op;
+        if (rank == 1)
+            later_hold(&later_device, LATER_ALL);
+        CHECK(calls[i].submit(c, calls[i].name, rank, n, i, &op) == 0);
+        if (rank == 1) {
+            while (later_device.begun == begun)
+                job_sleep_ms(1);
+            tly_loop_lock(&c->loop);
+            op->shared.op.mark = true;
+            tly_loop_unlock(&c->loop);
+            later_hold(&later_device, LATER_NONE);
+        }
+        CHECK(tally_op_wait(op, -1) == 0);
+        calls[i].check(op, rank, n, i);
+        CHECK(!tly_chain_has_ended(&op->chain, STAGE_ENGINE));
+        tally_op_free(op);
+    }
+    return leave(c);
+}
+
+static void test_diverted(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    for (b->only = -1; b->only < 2; b->only += 2)
+        job_run(&(struct job){.ranks = 3,
+                              .machine = together,
+                              .main = diverted,
+                              .arg = b,
+                              .settings = {"TALLY_PART_BYTES=16K"}});
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_results), cmocka_unit_test(test_failures), cmocka_unit_test(test_dies),
-        cmocka_unit_test(test_joins),   cmocka_unit_test(test_overlaps),
+        cmocka_unit_test(test_joins),   cmocka_unit_test(test_overlaps), cmocka_unit_test(test_diverted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -152,9 +152,11 @@ static void local_staged_ended(struct tally_op *op, int err, const char *sentenc
     tly_stage_over(op, STAGE_ENGINE);
 }
 
+/* The answer to part 0 may come before this returns, and more parts with it: these are not the engine's. */
 static void local_staged_diverted(struct tally_op *op)
 {
-    for (uint32_t i = 0; i < op->part_count && !op->shared.mute; i++)
+    uint32_t count = op->shared.mute ? 0 : op->part_count;
+    for (uint32_t i = 0; i < count; i++)
         tly_stage_passed(&op->parts[i]);
 }
 
@@ -199,12 +201,12 @@ static int local_place_pieces(struct tally_op *op)
     return op->shared.result ? 0 : -ENOMEM;
 }
 
-/* The whole operation goes in with part 0.  The others wait here. */
+/* The whole operation goes in with part 0.  The others wait here, but for those that are cut once the engine has diverted it. */
 static int local_ready(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
     if (p->index > 0)
-        return 0;
+        return tly_chain_has_more(op);
     op->shared.op.input = p->input;
     op->shared.op.output = p->landing;
     int err = op->shared.op.call && op->shared.op.call->gathered ? local_place_pieces(op) : 0;
