@@ -15,6 +15,7 @@
 #include "comm/path/parts.h"
 #include "comm/submit.h"
 #include "job.h"
+#include "later.h"
 #include "ops/call.h"
 #include "ops/local.h"
 #include "ops/rule.h"
@@ -59,21 +60,21 @@ static const struct tly_call shift_call = {
     .cut = shift_cut};
 
 /* output: as many elements, of the left neighbour. */
-static int shift(tally_comm *c, const char *name, const int32_t *input, int32_t *output, size_t count,
+static int shift(tally_comm *c, const char *name, const int64_t *input, int64_t *output, size_t count,
                  tally_op **op)
 {
     struct tly_request r = {
-        .name = name, .kind = SHIFT, .dtype = TALLY_INT32, .input = input, .output = output, .count = count};
+        .name = name, .kind = SHIFT, .dtype = TALLY_INT64, .input = input, .output = output, .count = count};
     return tly_submit(c, &r, NULL, op);
 }
 
 /* --- tests --------------------------------------------------------------------------------------- */
 
-static int32_t x[MOST], y[MOST];
+static int64_t x[MOST], y[MOST];
 
-static int32_t gives(int rank, size_t i)
+static int64_t gives(int rank, size_t i)
 {
-    return (int32_t)i * 7 + rank * 100003;
+    return (int64_t)i * 7 + rank * 100003;
 }
 
 static void shift_once(tally_comm *c, int rank, const char *name, size_t count)
@@ -134,13 +135,41 @@ static int disagree(int rank, void *arg)
     tally_op *op;
     CHECK(shift(c, "w", x, y, rank == 1 ? 20 : 10, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -EINVAL);
-    CHECK_HOLDS(tally_op_error(op), "tally_shift int32 [10] on ranks 0, 2");
+    CHECK_HOLDS(tally_op_error(op), "tally_shift int64 [10] on ranks 0, 2");
     CHECK_HOLDS(tally_op_error(op), "[20] on rank 1");
     tally_op_free(op);
     shift_once(c, rank, "w", 10);
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
     return 0;
+}
+
+/* Each rank that has a stage prepares each part in memory of its own, in whichever way the operation goes then. */
+static int shift_with_stage(int rank, void *arg)
+{
+    const int *only = arg;
+    later_use(*only < 0 || *only == rank, false);
+    atomic_store(&later_device.suits_all, true);
+    tally_comm *c = job_open();
+    for (int again = 0; again < 3; again++) {
+        shift_once(c, rank, again ? "again" : NULL, 1000);
+        shift_once(c, rank, "large", MOST);
+    }
+    job_barrier(c);
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(later_device.begun == later_device.ended && !later_device.count);
+    return 0;
+}
+
+static void test_stage(void **state)
+{
+    static int all = -1, one = 1;
+    for (int i = 0; i < 4; i++)
+        job_run(&(struct job){.ranks = RANKS,
+                              .machine = i & 1 ? one_machine : NULL,
+                              .main = shift_with_stage,
+                              .arg = i & 2 ? &one : &all,
+                              .settings = {"TALLY_PART_BYTES=16K"}});
 }
 
 static void test_disagreement(void **state)
@@ -161,6 +190,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_result),
+        cmocka_unit_test(test_stage),
         cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_register),
     };

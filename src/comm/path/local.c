@@ -169,6 +169,9 @@ static void local_take(tally_comm *c, struct tally_op *op)
     tly_local_ref(c->local);
     tly_names_count_engine_op(&c->names);
     tly_comm_describe_local(op);
+    /* The stage has a memory for each piece: the network takes them. */
+    const struct tly_local_call *call = op->shared.op.call;
+    op->shared.op.mark |= call && op->call->pieces && !call->gathered;
     tly_list_init(&op->shared.op.node);
 }
 
