@@ -7,9 +7,9 @@
  *
  * Only the holder of the communicator's loop calls these.  It also brings in, and withdraws, what has gone through a stage
  * before where all ranks share the machine. */
-#include <time.h>
+#include <errno.h>
+#include <stdlib.h>
 
-#include "base/clock.h"
 #include "local/drive.h"
 #include "local/posts.h"
 #include "local/way.h"
@@ -84,20 +84,35 @@ void tly_local_blocked(struct tly_local *l, bool blocked)
         tly_local_call_own(l);
 }
 
+/* What has no room in our ring is the user's again, and a mark waits for room in its place. */
+static void carry_leave_mark(struct tly_local *l, const struct tly_local_op *op)
+{
+    struct tly_local_op *mark = malloc(sizeof *mark);
+    if (!mark) {
+        l->calls->broken(l->user, ENOMEM, "out of memory");
+        return;
+    }
+    *mark = (struct tly_local_op){.key = op->key,
+                                  .spec = op->spec,
+                                  .round = op->round,
+                                  .number = op->number,
+                                  .patient = op->patient,
+                                  .mark = true,
+                                  .left_behind = true};
+    tly_list_append(op->node.next, &mark->node);
+    atomic_fetch_add(&l->in_flight, 1);
+}
+
 /* The others' rounds end when all posts have come.  Of a team they end by what the network says, too.  Else they wait for this
- * post: what has no room in the ring waits for room. */
+ * post. */
 static void carry_post_mark(struct tly_local *l, struct tly_local_op *op)
 {
-    const struct timespec moment = {.tv_nsec = TLY_MS};
-    while (op->held && !op->meeting && !atomic_load(&l->failed) && !atomic_load(&l->own->left)) {
-        op->mark = true;
-        tly_posts_send(l);
-        if (op->parts || !op->held || op->meeting)
-            return;
-        pthread_mutex_unlock(&l->lock);
-        nanosleep(&moment, NULL);
-        pthread_mutex_lock(&l->lock);
-    }
+    if (!op->held || op->meeting || atomic_load(&l->failed) || atomic_load(&l->own->left))
+        return;
+    op->mark = true;
+    tly_posts_send(l);
+    if (op->held && !op->meeting && !op->parts)
+        carry_leave_mark(l, op);
 }
 
 void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op)

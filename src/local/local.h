@@ -85,10 +85,11 @@ struct tly_local_op {
     void *borrowed;         /* staging in the pool; a team's stays until its user gives it back */
     struct tly_list landed; /* pieces whose results are to be given to the others */
     uint8_t *sums;          /* where the pieces lie: the output, or staged */
-    bool held;              /* a team's: not yet given back */
-    bool alone;             /* no other was in flight when it was submitted */
-    atomic_ullong waiting;  /* bytes of its pieces that were summed and are not yet sent */
-    atomic_bool diverted;   /* release, once it is the service's */
+    bool held;              /* it has entered by tly_local_enter() and is not yet given back */
+    bool left_behind; /* the engine's own mark, in place of one that was withdrawn before it was posted */
+    bool alone;       /* no other was in flight when it was submitted */
+    atomic_ullong waiting; /* bytes of its pieces that were summed and are not yet sent */
+    atomic_bool diverted;  /* release, once it is the service's */
 };
 
 struct tly_local_user {

@@ -132,7 +132,10 @@ struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_local_roun
 void tly_posts_end(struct tly_local *l, struct tly_local_op *op, int err, const char *sentence)
 {
     op->held = false;
-    l->calls->ended(l->user, op, err, sentence);
+    if (op->left_behind)
+        free(op);
+    else
+        l->calls->ended(l->user, op, err, sentence);
     atomic_fetch_sub(&l->in_flight, 1); /* who waits for none finds it ended */
     tly_local_tell_sleepers(l);
 }
@@ -141,7 +144,10 @@ void tly_posts_hand_back(struct tly_local *l, struct tly_local_op *op)
 {
     op->held = false;
     atomic_store_explicit(&op->diverted, true, memory_order_release);
-    l->calls->divert(l->user, op);
+    if (op->left_behind)
+        free(op);
+    else
+        l->calls->divert(l->user, op);
     atomic_fetch_sub(&l->in_flight, 1); /* who waits for none finds it handed on */
     tly_local_tell_sleepers(l);
 }

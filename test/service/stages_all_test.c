@@ -28,7 +28,8 @@ static const struct layout {
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
 struct board {
-    int only; /* the only rank that has a stage; -1: all have */
+    int only;  /* the only rank that has a stage; -1: all have */
+    bool dies; /* rank 1 */
     atomic_int at, err[MOST_RANKS];
 };
 
@@ -512,6 +513,64 @@ static void test_overlaps(void **state)
     run_all(overlaps);
 }
 
+/* Rank 1 reads no posts, so rank 0's mark has no room.  Rank 0's loop goes on all the same: it hears that rank 1 has died, or
+ * the mark arrives once rank 1 reads again. */
+static int full(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = open_with_stage(b, rank);
+    enum { POSTS = 80 }; /* of 4 KB: the ring has 256 KB */
+    static int8_t small[POSTS][4096];
+    tally_op *op[POSTS], *last;
+    const char *why;
+    if (rank == 1) {
+        atomic_store(&b->at, 1);
+        raise(SIGSTOP);
+    }
+    job_await(&b->at, 1);
+    for (int i = 0; i < POSTS; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "s%d", i);
+        CHECK(tally_push_pull(c, name, small[i], small[i], sizeof small[i], TALLY_INT8, TALLY_SUM, NULL,
+                              &op[i]) == 0);
+    }
+    if (rank == 0)
+        atomic_store(&later_device.fail_begin, 0);
+    CHECK(submit_push_pull(c, "last", rank, 2, 0, &last) == 0);
+    CHECK(tally_op_wait(last, -1) == -ECANCELED);
+    CHECK_HOLDS(tally_op_error(last), "the stage cannot begin");
+    tally_op_free(last);
+    atomic_store(&b->at, 2);
+    for (int i = 0; i < POSTS; i++) {
+        CHECK(tally_op_wait(op[i], -1) == (b->dies ? -ECONNRESET : 0));
+        tally_op_free(op[i]);
+    }
+    if (!b->dies)
+        return leave(c);
+    CHECK(tally_comm_status(c, &why) != 0);
+    CHECK_HOLDS(why, "rank 1");
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(later_device.begun == later_device.ended && !later_device.count);
+    return 0;
+}
+
+static void test_full(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    b->only = 0;
+    for (int i = 0; i < 2; i++) {
+        struct job j = {.ranks = 2, .machine = together, .main = full, .arg = b};
+        b->dies = i == 0;
+        atomic_store(&b->at, 0);
+        job_start(&j);
+        job_await(&b->at, 2);
+        kill(j.rank_pid[1], b->dies ? SIGKILL : SIGCONT);
+        assert_int_equal(job_wait_rank(&j, 1), b->dies ? 128 + SIGKILL : 0);
+        assert_int_equal(job_wait_rank(&j, 0), 0);
+        job_clear(&j);
+    }
+}
+
 /* A rank has no room in shared memory for what its stage has prepared: all go to the service with it. */
 static int diverted(int rank, void *arg)
 {
@@ -556,6 +615,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_results), cmocka_unit_test(test_failures), cmocka_unit_test(test_dies),
         cmocka_unit_test(test_joins),   cmocka_unit_test(test_overlaps), cmocka_unit_test(test_diverted),
+        cmocka_unit_test(test_full),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
