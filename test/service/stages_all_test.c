@@ -28,8 +28,9 @@ static const struct layout {
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
 struct board {
-    int only;  /* the only rank that has a stage; -1: all have */
-    bool dies; /* rank 1 */
+    int only;   /* the only rank that has a stage; -1: all have */
+    bool codec; /* all have one behind the engine */
+    bool dies;  /* rank 1 */
     atomic_int at, err[MOST_RANKS];
 };
 
@@ -40,7 +41,7 @@ static bool staged(const struct board *b, int rank)
 
 static tally_comm *open_with_stage(const struct board *b, int rank)
 {
-    later_use(staged(b, rank), false);
+    later_use(staged(b, rank), b->codec);
     atomic_store(&later_device.suits_all, true);
     return job_open();
 }
@@ -596,18 +597,22 @@ static int diverted(int rank, void *arg)
         CHECK(!tly_chain_has_ended(&op->chain, STAGE_ENGINE));
         tally_op_free(op);
     }
+    CHECK(!b->codec || later_codec.changed > 0);
     return leave(c);
 }
 
 static void test_diverted(void **state)
 {
     struct board *b = job_shared(sizeof *b);
-    for (b->only = -1; b->only < 2; b->only += 2)
+    for (int i = 0; i < 4; i++) {
+        b->only = i & 1 ? 1 : -1;
+        b->codec = i & 2;
         job_run(&(struct job){.ranks = 3,
                               .machine = together,
                               .main = diverted,
                               .arg = b,
                               .settings = {"TALLY_PART_BYTES=16K"}});
+    }
 }
 
 int main(void)

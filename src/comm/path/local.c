@@ -82,6 +82,9 @@ static void local_ended(struct tally_op *op, int err, const char *sentence)
 static void local_diverted(struct tally_op *op)
 {
     tally_comm *c = op->comm;
+    tly_names_lock(&c->names);
+    tly_chain_go_on_behind(c, op, STAGE_ENGINE);
+    tly_names_unlock(&c->names);
     tly_wait_begin(&op->wait);
     tly_inbox_put(&c->inbox, &op->node);
     tly_loop_wake(&c->loop);

@@ -9,7 +9,7 @@
  *
  * Where all ranks share one machine, the engine (src/local/) ends the chain: the parts turn back there.  If the engine diverts
  * the operation, they go on to the network.  Other ranks need not have the same stages before it.  An operation that has none
- * goes to the engine without a chain (`alone`).
+ * goes to the engine without a chain (`alone`), and to the stages behind it only if the engine diverts it.
  *
  * A part between `ready` and the moment at which the stage is done with it is the stage's, and so are five of its fields:
  * `input`, `landing`, `length`, `result_length` and `dtype`.  A stage that puts other data in the part's place (compressed,
@@ -49,7 +49,8 @@ struct tly_stage {
     /* The ranks of a machine go through it together.  The others wait for part 0, so no stage behind it vouches.  It has parts on
      * their way inward until all of them have landed. */
     bool shared;
-    /* In the submitting thread, names.lock held, as the next: has it a share in this operation?  Changes nothing. */
+    /* In the submitting thread (or where the engine diverts it), names.lock held, as the next: has it a share in this operation?
+     * Changes nothing. */
     bool (*suits)(const tally_comm *c, const struct tally_op *op);
     /* It has one.  The operation has its key and round, and is submitted for certain: note in it, or of it, what must be known
      * by now.  Or NULL. */
