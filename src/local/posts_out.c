@@ -11,7 +11,7 @@
 #include "local/way.h"
 #include "ops/local.h"
 
-static bool posts_out_posts_gives(const struct tly_local *l, const struct tly_local_op *op)
+static bool posts_out_gives(const struct tly_local *l, const struct tly_local_op *op)
 {
     return !op->mark && tly_gives(op->call->givers, op->root, l->me);
 }
@@ -22,9 +22,9 @@ static uint64_t posts_out_address(const void *p)
 }
 
 /* Say where a large tensor lies: in the pool, or at an address of this process. */
-static void posts_out_posts_locate(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
+static void posts_out_locate(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
 {
-    uint64_t in = posts_out_posts_gives(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
+    uint64_t in = posts_out_gives(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
     uint64_t out = op->call->reduces ? tly_segment_place(l->segment, op->output, op->bytes) : 0;
     p->input = in ? in : posts_out_address(op->input);
     p->output = out ? out : posts_out_address(op->output);
@@ -61,7 +61,7 @@ void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct
 /* False: no room in the ring, or no memory, and the job fails. */
 static bool posts_out_post(struct tly_local *l, struct tly_local_op *op)
 {
-    bool small = op->bytes <= TLY_EAGER && !op->parts, gives = posts_out_posts_gives(l, op);
+    bool small = op->bytes <= TLY_EAGER && !op->parts, gives = posts_out_gives(l, op);
     uint64_t need = sizeof(struct tly_post) + tly_posts_bytes_behind(small && gives ? op->bytes : 0);
     if (!tly_posts_has_room(l, need + sizeof(struct tly_post)) || (op->parts && !l->free_count))
         return false;
@@ -82,7 +82,7 @@ static bool posts_out_post(struct tly_local *l, struct tly_local_op *op)
                          .flags = (small ? TLY_POST_EAGER : 0) | (op->mark ? TLY_POST_SERVICE : 0) |
                                   (op->patient ? TLY_POST_PATIENT : 0) | (op->stands_in ? TLY_POST_LATE : 0)};
     if (!small && !op->mark)
-        posts_out_posts_locate(l, op, &p);
+        posts_out_locate(l, op, &p);
     posts_out_book(l, r, op, &p);
     if (r->way->prepare && !r->way->prepare(l, r))
         r->posts[l->me].flags |= TLY_POST_SERVICE;

@@ -60,7 +60,7 @@ static int64_t trace_read_signed_number(struct scan *s)
     return minus ? -x : x;
 }
 
-static int64_t trace_read_read_time(struct scan *s)
+static int64_t trace_read_time(struct scan *s)
 {
     int64_t us = (int64_t)trace_read_number(s, INT64_MAX / 16000);
     trace_read_expect(s, ".");
@@ -112,7 +112,7 @@ static void trace_read_text(struct scan *s, char *out, size_t len)
         out[at] = '\0';
 }
 
-static void trace_read_read_process(struct scan *s, struct tly_process *p)
+static void trace_read_process(struct scan *s, struct tly_process *p)
 {
     trace_read_expect(s, ",\"args\":{\"format\":");
     s->failed |= trace_read_number(s, UINT32_MAX) != TLY_TIMELINE_FORMAT;
@@ -155,14 +155,14 @@ static enum tly_row trace_read_find_row(struct scan *s)
     return 0;
 }
 
-static void trace_read_read_slice(struct scan *s, const struct tly_process *p, struct tly_slice *out)
+static void trace_read_slice(struct scan *s, const struct tly_process *p, struct tly_slice *out)
 {
     trace_read_expect(s, ",\"tid\":");
     trace_read_number(s, UINT32_MAX);
     trace_read_expect(s, ",\"ts\":");
-    out->from = trace_read_read_time(s);
+    out->from = trace_read_time(s);
     trace_read_expect(s, ",\"dur\":");
-    out->to = out->from + trace_read_read_time(s);
+    out->to = out->from + trace_read_time(s);
     trace_read_expect(s, ",\"name\":");
     trace_read_text(s, NULL, 0);
     trace_read_expect(s, ",\"cat\":\"");
@@ -201,7 +201,7 @@ struct trace_read_reading {
     bool out_of_memory;
 };
 
-static void trace_read_read_line(struct scan *s, struct trace_read_reading *r)
+static void trace_read_line(struct scan *s, struct trace_read_reading *r)
 {
     struct tly_slice slice = {0};
     struct tly_sample sample = {0};
@@ -221,7 +221,7 @@ static void trace_read_read_line(struct scan *s, struct trace_read_reading *r)
         r->out_of_memory |= !p;
         if (p) {
             p->pid = pid;
-            trace_read_read_process(s, p);
+            trace_read_process(s, p);
         }
     } else if (type == 'M' && p && trace_read_starts(s, ",\"name\":\"tally_tensor\",\"args\":{\"key\":\"")) {
         uint64_t key = trace_read_hex(s, 16);
@@ -237,12 +237,12 @@ static void trace_read_read_line(struct scan *s, struct trace_read_reading *r)
         trace_read_expect(s, "}}");
         r->p = NULL;
     } else if ((type == 'X' || type == 'b') && p) {
-        trace_read_read_slice(s, p, &slice);
+        trace_read_slice(s, p, &slice);
         if (!s->failed)
             r->out_of_memory |= tly_timeline_slice(p, &slice) != 0;
     } else if (type == 'C' && p) {
         trace_read_expect(s, ",\"ts\":");
-        sample.at = trace_read_read_time(s);
+        sample.at = trace_read_time(s);
         trace_read_expect(s, ",\"name\":\"bytes in flight\",\"args\":{\"bytes\":");
         sample.bytes = trace_read_number(s, UINT64_MAX);
         trace_read_expect(s, "}}");
@@ -295,7 +295,7 @@ int tly_timeline_read(FILE *in, struct tly_timeline *t, char *why, size_t why_le
         }
         s.failed |= ended || !more || len == 0;
         if (!s.failed)
-            trace_read_read_line(&s, &r);
+            trace_read_line(&s, &r);
         more = trace_read_starts(&s, ",");
         s.failed |= *s.at != '\0' || (r.p && !more);
         if (s.failed || r.out_of_memory) {

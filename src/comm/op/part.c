@@ -13,7 +13,7 @@
  *
  * Debug and sanitizer builds assert each transition.
  *
- * Parts of a team that another rank carries are LANDED from the beginning (team_stage_team_cut).  Where all ranks share one machine, those
+ * Parts of a team that another rank carries are LANDED from the beginning (team_stage_cut).  Where all ranks share one machine, those
  * of an operation that has a stage go from IDLE to LANDED (op_turn_back in op.c). */
 #include "comm/op/part.h"
 

@@ -11,7 +11,7 @@
  * The thread "tally-local" sums the inputs of the machine's ranks into the carrier's output, about a credit ahead of what has
  * been admitted (team_may_sum in src/local/team.c).  The sum goes on to the network (tly_team_summed → tly_stage_passed).  When the
  * result has landed, it is copied to the others (tly_local_landed).  An operation ends when all parts are in its rank's
- * output (team_stage_team_ended) and nothing that it carries must be kept.  One that ends with an error takes its buffers back first
+ * output (team_stage_ended) and nothing that it carries must be kept.  One that ends with an error takes its buffers back first
  * (tly_local_withdraw). */
 #include <errno.h>
 #include <stdio.h>
@@ -43,7 +43,7 @@ static struct tly_part *team_stage_part(struct tly_local_piece *piece)
     return tly_list_entry(piece, struct tly_part, shard.piece);
 }
 
-static bool team_stage_team_carries(const struct tly_part *p)
+static bool team_stage_carries(const struct tly_part *p)
 {
     return p->shard.piece.op != NULL;
 }
@@ -123,7 +123,7 @@ int tly_team_agree(tally_comm *c)
 
 /* --- a stage of an operation -------------------------------------------------------------------------------- */
 
-static void team_stage_team_ended(struct tally_op *op, int err, const char *sentence)
+static void team_stage_ended(struct tally_op *op, int err, const char *sentence)
 {
     if (err)
         tly_stage_lost(op, err, sentence);
@@ -132,20 +132,19 @@ static void team_stage_team_ended(struct tally_op *op, int err, const char *sent
 }
 
 /* Its home has heard of the same, and says what is wrong. */
-static void team_stage_team_diverted(struct tally_op *op)
+static void team_stage_diverted(struct tally_op *op)
 {
 }
 
-static const struct tly_engine_user team_user = {.ended = team_stage_team_ended,
-                                                 .diverted = team_stage_team_diverted};
+static const struct tly_engine_user team_user = {.ended = team_stage_ended, .diverted = team_stage_diverted};
 
-static bool team_stage_team_suits(const tally_comm *c, const struct tally_op *op)
+static bool team_stage_suits(const tally_comm *c, const struct tally_op *op)
 {
     return c->teams.on && tly_call_is_sum_for_all(op->call) && op->group->number == 0 && !op->mark &&
            op->bytes >= LEAST_BYTES;
 }
 
-static void team_stage_team_take(tally_comm *c, struct tally_op *op)
+static void team_stage_take(tally_comm *c, struct tally_op *op)
 {
     tly_sharing_take(&op->shared, c->local, &team_user);
     tly_local_ref(c->local);
@@ -158,7 +157,7 @@ static void team_stage_team_take(tally_comm *c, struct tally_op *op)
 
 /* What goes to one service is carried by all ranks of a machine in turn, so that all have the same to do, and each its
  * share of the card.  Of parts that others carry nothing is known here. */
-static int team_stage_team_cut(tally_comm *c, struct tally_op *op, const struct tly_cut *cut)
+static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_cut *cut)
 {
     static const uint8_t nothing;
     uint32_t *turn = calloc((size_t)op->epoch->services, sizeof *turn), mine = 0;
@@ -220,7 +219,7 @@ static int team_stage_team_cut(tally_comm *c, struct tally_op *op, const struct 
     return 0;
 }
 
-static int team_stage_team_begin(tally_comm *c, struct tally_op *op)
+static int team_stage_begin(tally_comm *c, struct tally_op *op)
 {
     op->shared.op.ahead = op->credit;
     return 0;
@@ -228,7 +227,7 @@ static int team_stage_team_begin(tally_comm *c, struct tally_op *op)
 
 /* The roll call comes when all parts have: then the others may read this rank's input, and the engine sums the parts in its
  * own order. */
-static int team_stage_team_ready(tally_comm *c, struct tly_part *p)
+static int team_stage_ready(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
     if (p->index > 0)
@@ -240,14 +239,14 @@ static int team_stage_team_ready(tally_comm *c, struct tly_part *p)
     return 1;
 }
 
-static void team_stage_team_admitted(struct tly_part *p)
+static void team_stage_admitted(struct tly_part *p)
 {
-    if (team_stage_team_carries(p))
+    if (team_stage_carries(p))
         tly_local_sent(p->op->shared.engine, &p->shard.piece);
 }
 
 /* The engine copies it to the others.  That all have come here it says of the operation. */
-static bool team_stage_team_landed(tally_comm *c, struct tly_part *p)
+static bool team_stage_landed(tally_comm *c, struct tly_part *p)
 {
     if (p->index == 0)
         return true;
@@ -255,7 +254,7 @@ static bool team_stage_team_landed(tally_comm *c, struct tly_part *p)
     return false;
 }
 
-static void team_stage_team_withdraw(tally_comm *c, struct tally_op *op, bool over)
+static void team_stage_withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
     if (!over)
         return;              /* the others of the team end it when they hear of it from home */
@@ -266,7 +265,7 @@ static void team_stage_team_withdraw(tally_comm *c, struct tally_op *op, bool ov
                              STAGE_TEAM)) /* the engine may be at it, if only to say that it is over */
         tly_local_withdraw(op->shared.engine, &op->shared.op);
     for (uint32_t i = 0; i < op->part_count; i++)
-        if (team_stage_team_carries(&op->parts[i]))
+        if (team_stage_carries(&op->parts[i]))
             tly_local_sent(op->shared.engine, &op->parts[i].shard.piece);
     if (op->shared.op.borrowed)
         tly_pool_free(op->shared.op.borrowed);
@@ -276,14 +275,14 @@ static void team_stage_team_withdraw(tally_comm *c, struct tally_op *op, bool ov
 const struct tly_stage tly_stage_team = {
     .does = "is not summed on this machine yet",
     .shared = true,
-    .suits = team_stage_team_suits,
-    .take = team_stage_team_take,
-    .cut = team_stage_team_cut,
-    .begin = team_stage_team_begin,
-    .ready = team_stage_team_ready,
-    .admitted = team_stage_team_admitted,
-    .landed = team_stage_team_landed,
-    .withdraw = team_stage_team_withdraw};
+    .suits = team_stage_suits,
+    .take = team_stage_take,
+    .cut = team_stage_cut,
+    .begin = team_stage_begin,
+    .ready = team_stage_ready,
+    .admitted = team_stage_admitted,
+    .landed = team_stage_landed,
+    .withdraw = team_stage_withdraw};
 
 /* --- said by the engine -------------------------------------------------------------------------- */
 
