@@ -206,3 +206,9 @@ def test_the_check_itself():
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) in ("b", "c")
     with pytest.raises(ValueError):
         parse_table("| src/base | - |\n| src/base | - |")
+
+
+def test_the_map_stays_short():
+    """What one room alone must know is said in that room."""
+    size = (ROOT / "ARCHITECTURE.md").stat().st_size
+    assert size <= 15 << 10, f"ARCHITECTURE.md has {size} bytes, and at most 15 KB are read: move a section into its room"
