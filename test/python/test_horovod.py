@@ -2,6 +2,7 @@
 elastic.
 """
 
+import importlib
 import inspect
 
 import numpy as np
@@ -87,6 +88,13 @@ def test_exports():
     assert hvd().HorovodInternalError is tally.Error
     for call in (lambda: hvd().start_timeline("timeline.json"), hvd().stop_timeline):
         fails(NotImplementedError, call, "TALLY_TRACE")
+
+
+@pytest.mark.parametrize("module, name", [("compression", "Compression"), ("functions", "broadcast_object"),
+                                          ("optimizer", "DistributedOptimizer"), ("sync_batch_norm", "SyncBatchNorm")])
+def test_modules_of_horovod(module, name):
+    """Programs import from them by Horovod's lines."""
+    assert getattr(importlib.import_module("tally.torch." + module), name) is getattr(hvd(), name)
 
 
 # --- alltoall, reducescatter, grouped forms ----------------------------------------------------------------------

@@ -12,6 +12,8 @@ torchrun, mpirun, Slurm or `tally run` start the ranks.  Works with PyTorch 2.1 
 SPDX-License-Identifier: Apache-2.0
 """
 
+import sys
+
 import torch.distributed
 
 from .. import _calls, _job
@@ -25,6 +27,7 @@ from .process_sets import (ProcessSet, add_process_set, global_process_set, proc
                            remove_process_set)
 from .crossing.deferred import find_stale_reads
 from .ddp.hooks import ddp_hook, ddp_hook_bf16, ddp_hook_fp16, state
+from .horovod import compression, functions, optimizer, sync_batch_norm
 from .horovod.compression import Compression
 from .horovod.exchange import (alltoall, alltoall_async, grouped_reducescatter, grouped_reducescatter_async, reducescatter,
                                reducescatter_async)
@@ -38,6 +41,10 @@ from .horovod.optimizer import DistributedOptimizer
 from .horovod.sparse import sparse_allreduce_async
 from .horovod.sync_batch_norm import SyncBatchNorm
 from .horovod.uneven import join
+
+# Horovod has these modules by these names: from tally.torch.functions import broadcast_object
+sys.modules.update({"%s.%s" % (__name__, one.__name__.rpartition(".")[2]): one
+                    for one in (compression, functions, optimizer, sync_batch_norm)})
 
 # Horovod's functions.
 _calls.name_calls((_calls.HOROVOD, _calls.GRADIENT, _calls.STATE, _calls.BUCKET),
