@@ -26,20 +26,27 @@ def call_aside(function, *arguments, abandoned=None):
     Returns (status, sentence).  If the wait is interrupted, the call continues, and `abandoned(status)` runs at its end.
     """
     outcome = []
+    lock = threading.Lock()  # so that one thread knows that the other is through
     ended = threading.Event()
     left = threading.Event()
 
     def run():
         status = function(*arguments)
-        outcome.append((status, _lib.error() if status < 0 else ""))
-        ended.set()
-        if left.is_set() and abandoned is not None:
+        with lock:
+            outcome.append((status, _lib.error() if status < 0 else ""))
+            ended.set()
+            late = left.is_set()
+        if late and abandoned is not None:
             abandoned(status)
 
     threading.Thread(target=run, name="tally-call", daemon=True).start()
     try:
         await_event(ended)
     except BaseException:
-        left.set()
+        with lock:
+            left.set()
+            late = ended.is_set()
+        if late and abandoned is not None:
+            abandoned(outcome[0][0])
         raise
     return outcome[0]

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -85,6 +86,33 @@ def test_interrupted_init():
             print("good", tally.is_initialized())
     """, env={"RANK": "0", "WORLD_SIZE": "2", "TALLY_COORD": "127.0.0.1:%d" % jobs.free_port()})
     assert status == 0 and "good False" in output, output
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_join_is_given_up_once(monkeypatch, ended):
+    """An interrupt comes while the library joins, or when it just has: the communicator is closed."""
+    from tally import _waits
+    go_on, given_up, status = threading.Event(), threading.Event(), []
+
+    def interrupted(event):
+        if ended:
+            go_on.set()
+            event.wait()
+        raise KeyboardInterrupt
+
+    def joins():
+        go_on.wait()
+        return 0
+
+    def close(given):
+        status.append(given)
+        given_up.set()
+
+    monkeypatch.setattr(_waits, "await_event", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _waits.call_aside(joins, abandoned=close)
+    go_on.set()
+    assert given_up.wait(30) and status == [0]
 
 
 def test_a_taken_port_names_its_holder():
