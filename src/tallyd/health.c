@@ -2,7 +2,7 @@
  *
  * A request is read into a buffer of fixed size until its empty line; the answer is made at once, sent, and the
  * connection closed.  There are places for a few connections; each has 5 s, and if all are taken the one that has
- * lasted longest gives its place up.  So who sends nothing, or a byte a second, holds up nobody. */
+ * lasted longest gives its place up.  So one that sends nothing, a byte a second, or without end, holds up nobody. */
 #include "tallyd/health.h"
 
 #include <errno.h>
@@ -24,13 +24,17 @@
 #include "base/thread.h"
 #include "transport/address.h"
 
-enum { PLACES = 16, PATIENCE_S = 5 };
+enum {
+    PLACES = 16,
+    PATIENCE_S = 5,
+    READS = 16, /* of what comes behind a request */
+};
 
 /* Owner: the loop. */
 struct visitor {
     struct tly_watch watch; /* fd -1: the place is free */
     struct tly_health *health;
-    int64_t came; /* awake clock */
+    int64_t came; /* monotonic */
     size_t read, sent, answered;
     char request[TLY_HEALTH_REQUEST], answer[TLY_HEALTH_ANSWER];
 };
@@ -250,8 +254,8 @@ static void health_on_visitor(struct tly_watch *w, uint32_t events)
         if (v->sent == v->answered) {
             /* What it may still send would make of close() a reset, which takes the answer with it. */
             shutdown(w->fd, SHUT_WR);
-            char rest[256];
-            while (recv(w->fd, rest, sizeof rest, MSG_DONTWAIT) > 0)
+            char rest[4096];
+            for (int i = 0; i < READS && recv(w->fd, rest, sizeof rest, MSG_DONTWAIT) > 0; i++)
                 ;
             health_leave(v);
             return;

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -381,6 +382,32 @@ def test_the_slow_and_the_many_hold_up_nobody(daemon):
         s.close()
     assert len(os.listdir(f"/proc/{daemon.process.pid}/fd")) < 40
     assert get(daemon.port, "/metrics")[0] == 200
+
+
+def test_one_that_never_ceases_to_send_holds_up_nobody(daemon):
+    """Its answer is due, and it sends faster than the daemon reads."""
+    done = threading.Event()
+
+    def flood():
+        while not done.is_set():
+            with socket.create_connection(("127.0.0.1", daemon.port), timeout=PATIENCE_S) as s:
+                try:
+                    s.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+                    while not done.is_set():
+                        s.sendall(b"x" * (1 << 20))
+                except OSError:
+                    pass  # it has been cut off
+
+    threads = [threading.Thread(target=flood) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(100):
+            assert get(daemon.port, "/live")[0] == 200
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_loopback_unless_told(daemon):
