@@ -37,7 +37,10 @@ int tly_loop_init(struct tly_loop *l)
     l->wake = (struct tly_watch){.fd = l->wake_fd, .ready = loop_drain_wake};
     l->now = l->last_tick = tly_now();
     l->awake = l->smooth_since = TLY_SEC; /* never 0: users take 0 for "not yet" */
-    return tly_loop_add(l, &l->wake, EPOLLIN);
+    int err = tly_loop_add(l, &l->wake, EPOLLIN);
+    if (err)
+        tly_loop_finish(l);
+    return err;
 }
 
 void tly_loop_finish(struct tly_loop *l)
