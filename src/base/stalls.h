@@ -28,8 +28,7 @@ void tly_stalls_read(struct tly_stalls *s);
 /* Find from the machine's time, which the kernel counts every 2 s, how long a page takes. */
 void tly_stalls_weigh(struct tly_stalls *s, uint64_t disk_us);
 
-/* Of own_us that the application took between two readings: for how long no processor was free, and for how long memory
- * came from a disk. */
+/* Parts of own_us, which the application took between two readings: no processor was free, memory came from a disk. */
 struct tly_stalled {
     uint64_t waited_us, paged_us;
 };

@@ -89,7 +89,7 @@ static void trace_print_clocks(FILE *out, const struct tly_timeline *t, int64_t 
                 (double)slack / 1e3);
 }
 
-/* Nothing tells how far the clock of who has exchanged nothing is off, and it matters to nobody. */
+/* A process that has exchanged nothing is left out: nothing tells how far its clock is off. */
 static void trace_leave_out_idle(struct input *in)
 {
     struct tly_timeline *t = &in->t;

@@ -87,7 +87,7 @@ static void comm_fail(tally_comm *c, int err)
         c->peers[i].link = NULL;
         c->peers[i].open = false;
     }
-    /* Before anybody learns of it: the application may end the process then. */
+    /* First, because the application may end the process once it knows. */
     tly_service_write_trace(c->service);
     tly_trace_write(c->trace, comm_name_tensor, c);
     if (c->local)
@@ -502,7 +502,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     }
     if (!err) {
         tly_comm_opened(c);
-        /* What it copies, in and out, are this process's tensors, which lie there where it is bound to a node. */
+        /* The loop copies this process's tensors in and out; they lie on its node if the process is bound to one. */
         c->running.home = tly_topo_node(-1, 0);
         err = tly_thread_start(&c->running.thread, "tally-comm", comm_run, c);
     }
@@ -541,7 +541,7 @@ int tally_comm_close(tally_comm *c)
     int64_t deadline = tly_now() + CLOSE_S * TLY_SEC;
     tly_names_close(&c->names);
 
-    /* Else who has not heard of a failure yet would take us for one that leaves. */
+    /* After a failure this rank does not leave: ranks that have not heard of it would take that for a close. */
     bool local = c->local && c->machines == 1;
     if (local)
         tly_local_drain(c->local, deadline);

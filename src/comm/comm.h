@@ -143,7 +143,7 @@ int tly_comm_check_fork(const tally_comm *c);
 bool tly_comm_is_forked(const tally_comm *c);
 /* Nothing is under way, and nobody may still need what this rank has. */
 bool tly_comm_is_idle(tally_comm *c);
-/* Something has ended: wake who closes, if it was the last. */
+/* Something has ended.  If it was the last, wake the thread that closes. */
 void tly_comm_ended(tally_comm *c);
 /* In the loop.  The communicator is being closed, and ends once nothing is under way.  False: nothing is,
  * or all has failed. */

@@ -163,7 +163,7 @@ void tly_comm_fail(tally_comm *c, int err, const char *sentence)
     struct tly_failure *f = &c->failure;
     if (tly_comm_failed(c))
         return;
-    /* To who waits for an operation -ETIMEDOUT means that the waiting has ended, not the operation. */
+    /* tally_op_wait() returns -ETIMEDOUT where the waiting has ended and the operation has not. */
     if (err == ETIMEDOUT && c->origin.opened_at)
         err = ECONNRESET;
     snprintf(f->sentence, sizeof f->sentence, "%s", sentence);

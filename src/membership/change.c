@@ -448,7 +448,7 @@ static int change_take_newest(struct tly_coordinator *c, struct tly_roster *rost
     struct tly_roster settled = {0};
     uint32_t number =
         roster->epoch + 1000; /* those that were given and nobody remembers must not come again */
-    /* It may have been invited to meet a guest since.  Who left the split may be gone by now. */
+    /* It may have been invited to meet a guest since.  A tallyd that left the split may be gone by now. */
     roster->epoch = committed;
     for (uint32_t i = roster->machine_count; i < roster->service_count; i++)
         if (roster->services[i].state == TLY_SERVICE_IDLE) {

@@ -237,7 +237,7 @@ static uint32_t coordinator_stand(const struct tly_coordinator_member *m)
                        : TLY_STAND_JOINED;
 }
 
-/* Who holds the job up.  Nobody does if the job does not run or that rank has left. */
+/* The judgement that holds now.  There is none if the job does not run or the rank that was named has left. */
 static struct tly_slow coordinator_slow_now(const struct tly_coordinator *c)
 {
     return c->state == RUNNING && !tly_slow_is_past(c) ? c->slow.told : (struct tly_slow){0};
@@ -256,7 +256,7 @@ static void coordinator_answer(struct tly_coordinator_member *watcher)
     struct tly_writer w = {0};
     s.members = calloc(c->ranks_here + c->tallyds_here + 1, sizeof *s.members);
     if (!s.members)
-        return; /* who asks gets no answer in time */
+        return; /* the watcher gets no answer in time */
     tly_adapt_currents(c, &s.current);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         const struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
@@ -472,7 +472,7 @@ static void coordinator_opened(void *user, struct tly_link *l)
     m->c->watchers += m->watcher;
     coordinator_set_known(m, !m->watcher);
     if (m->c->watchers > MOST_WATCHERS)
-        coordinator_drop(m); /* who asks asks again */
+        coordinator_drop(m); /* the watcher retries */
 }
 
 static const struct tly_link_user calls = {.opened = coordinator_opened,

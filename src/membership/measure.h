@@ -96,7 +96,7 @@ void tly_streams_close(struct tly_streams *s);
 
 struct tly_survey; /* opaque */
 
-/* Of the cards of a roster whose bandwidth is not known, or of all.  *out is NULL if there is nothing to be done.
+/* Survey the cards of a roster whose bandwidth is not known, or all cards.  *out is NULL if there is nothing to measure.
  * -ENOMEM. */
 int tly_survey_create(const struct tly_roster *r, bool all, struct tly_survey **out);
 void tly_survey_destroy(struct tly_survey *s); /* NULL is accepted */
@@ -108,7 +108,7 @@ bool tly_survey_stands(const struct tly_survey *s, uint32_t service);
 uint32_t tly_survey_next(struct tly_survey *s);
 /* What the card has to do in this round; false: nothing. */
 bool tly_survey_meet(const struct tly_survey *s, uint32_t card, struct tly_measure *m);
-/* What has come of that. */
+/* The rates that the card has counted in it. */
 void tly_survey_counted(struct tly_survey *s, uint32_t card, const struct tly_measure *m);
 /* The card has no part in further rounds. */
 void tly_survey_drop(struct tly_survey *s, uint32_t card);

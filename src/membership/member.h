@@ -67,7 +67,7 @@ struct tly_member {
     void (*placed)(void *user); /* this rank has its place among those that join */
     void (*joined)(void *user, uint32_t joins, uint32_t last, int err, const char *sentence);
     /* Changes of epoch, once RUNNING; each may be NULL.  invited: `roster` has a service to connect to; prepare: begin
-     * nothing new, close the connections to who is gone, then call tly_member_begun(); promised: this round has begun
+     * nothing new, close the connections to services that are gone, then call tly_member_begun(); promised: this round has begun
      * elsewhere, in that epoch; changed: `roster`, ours, holds for all other rounds. */
     void (*invited)(void *user);
     void (*prepare)(void *user, const struct tly_roster *next);

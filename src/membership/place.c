@@ -123,7 +123,7 @@ static int place_find_rank(struct tly_place *p, const struct tly_params *params)
 
 /* --- machine ------------------------------------------------------------------------------------- */
 
-/* Of a name that is too long its beginning and a hash: names that differ stay different. */
+/* Copy a name.  One that is too long becomes its beginning and a hash, so that names that differ stay different. */
 static void place_copy_name(char *out, size_t len, const char *name)
 {
     if (strlen(name) < len)
@@ -226,7 +226,7 @@ static int place_find_secret(struct tly_place *p, const struct tly_params *param
 
 int tly_place_first_host(const char *list, char *out, size_t len)
 {
-    /* Of each bracket, as in "rack[1-2]n[01-16],…", the first number as it is written. */
+    /* Each bracket, as in "rack[1-2]n[01-16],…", stands for its first number as it is written. */
     char host[256];
     size_t n = 0;
     while (*list && *list != ',') {

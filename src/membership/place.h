@@ -41,7 +41,7 @@ struct tly_addresses {
  * with a sentence that names the variable. */
 int tly_place_find(struct tly_place *p, const struct tly_params *params, bool is_rank);
 
-/* Of these only what says which machine this is: host, host_id and netns. */
+/* Find host, host_id and netns alone: the fields that say which machine this is. */
 void tly_place_machine(struct tly_place *p, const struct tly_params *params);
 
 /* Look the coordinator's addresses up; without a secret only loopback ones count.  -EAGAIN (it may help to try

@@ -107,8 +107,8 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *r);
  * the order of their lowest ranks, local ranks in the order of ranks.  r->ranks has room for n. */
 void tly_roster_group(struct tly_roster *r, uint32_t n, const uint32_t *same);
 
-/* Who sums how much: weight of all active services from their bandwidths, cards and ranks (plan/plan.h); the others
- * get 0.  As there. */
+/* Set the weights of all active services by their bandwidths, cards and ranks; the others get 0.  Returns what
+ * tly_plan_split() does (plan/plan.h). */
 int tly_roster_split(struct tly_roster *r, enum tly_split split);
 
 /* How many cards may carry more than the plan goes by, which nothing confirms yet, and the host of the first one. */

@@ -503,7 +503,7 @@ static void start_take_results(struct tly_coordinator *c)
                  unknown);
 }
 
-/* The next step of a round, or the next round, or the end.  Who has not answered by now is not waited for. */
+/* The next step of a round, or the next round, or the end.  A member that has not answered by now is not waited for. */
 void tly_start_go_on_measuring(struct tly_coordinator *c)
 {
     bool go = c->step.step == TLY_MEASURE_MEET, late = c->loop.awake - c->measuring_at >= MEASURE_MS * TLY_MS;

@@ -76,7 +76,7 @@ static double estimate_middle_of(double *figures, uint32_t n)
     return n % 2 ? figures[n / 2] : (figures[n / 2 - 1] + figures[n / 2]) / 2;
 }
 
-/* Of the last n samples, which there are. */
+/* The median of a figure over the last n samples; there are as many. */
 static double estimate_median(const struct tly_gauge *g, uint32_t n,
                               double (*figure)(const struct tly_sight *s))
 {

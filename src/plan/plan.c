@@ -190,7 +190,7 @@ void tly_dealer_init_at(struct tly_dealer *d, int count, const uint32_t *weight,
     d->credit[first] = (int64_t)d->total;
 }
 
-/* Who of `count` gets the next part; the shares add up to `total`. */
+/* The one of `count` that gets the next part; the shares add up to `total`. */
 static int plan_seat(const struct tly_dealer *d, int count, const uint32_t *share, uint64_t total,
                      int64_t *credit, uint32_t bytes)
 {

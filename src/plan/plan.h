@@ -180,17 +180,17 @@ void tly_dealer_init_at(struct tly_dealer *d, int count, const uint32_t *weight,
  *
  * Of a machine, `ranks` counts those of the group that takes part: 0 is a spare machine.  Cards are full duplex. */
 
-/* Who relays a broadcast's parts: weights of the services.  T = M / min b is reached.  With three machines or more the
+/* Weights of the services that relay a broadcast's parts.  T = M / min b is reached.  With three machines or more the
  * root's own service has no share, for its card would send 1 + (R - 2) x; spare machines have none in any case.  0;
  * -ENOMEM. */
 int tly_plan_broadcast(int count, const struct tly_plan_machine *machine, int root, uint32_t *weight);
 
-/* Who sums a reduce's parts.  With one rank a machine and equal cards T = M / b: the root's own service, whose card already
+/* Weights of the services that sum a reduce's parts.  With one rank a machine and equal cards T = M / b: the root's own service, whose card already
  * receives all sums, has no share.  spare[i] > 0: a machine without ranks may sum.  0; -ENOMEM. */
 int tly_plan_reduce(int count, const struct tly_plan_machine *machine, int root, const uint32_t *spare,
                     uint32_t *weight);
 
-/* Who relays an all-gather: share[i] of all bytes goes through service i.  bytes[i]: pieces of machine i's ranks.
+/* How an all-gather's bytes are shared out: share[i] of them goes through service i.  bytes[i]: pieces of machine i's ranks.
  * T = max max(m, M - m) / b over the machines with ranks is reached, and cards with time to spare are equally busy.  Pieces
  * and cards that are alike go through their own service.  0; -ENOMEM. */
 int tly_plan_all_gather(int count, const struct tly_plan_machine *machine, const uint64_t *bytes,

@@ -62,7 +62,7 @@ static struct pulse {
     struct tly_service *service; /* borrowed; NULL: not yet */
 } pulse;
 
-/* Of the roster that holds, what concerns this service. */
+/* Take this service's entries from the current roster. */
 static void tallyd_tell_share(struct tly_health_news *n, const struct tly_roster *r,
                               const struct tly_currents *now, uint64_t incarnation)
 {
@@ -113,7 +113,7 @@ static void tallyd_begin_pulse(struct tly_loop *loop, struct tly_member *m)
     tly_loop_hook(loop, &pulse.hook);
 }
 
-/* Before the service and the member go: what it has done counts among what was before. */
+/* Called before the service and the member go.  Their counters are added to the totals of earlier jobs. */
 static void tallyd_end_pulse(struct tly_loop *loop)
 {
     struct tly_health_news *n = &pulse.news;
@@ -286,7 +286,7 @@ static void tallyd_stand_by(const struct tly_place *place, struct tly_coordinato
     tallyd_pause_ms(ms);
 }
 
-/* Where to listen: as rank 0 would (src/comm/comm.c, coordinate). */
+/* Where to listen: as rank 0 would (src/comm/comm.c, comm_coordinate). */
 static int tallyd_find_own_address(const struct tly_place *place, struct sockaddr_storage *out)
 {
     struct tly_addresses to;

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
-/* What of a machine answers a connection attempt: for sentences about one that has failed. */
+/* A machine's answer to a connection attempt; for sentences about an attempt that has failed. */
 enum tly_reach {
     TLY_REACH_NOTHING,     /* neither this port nor another one */
     TLY_REACH_OTHER_PORT,  /* another port, but not this one: a firewall is between */

@@ -41,7 +41,7 @@ void tly_loan_unref(struct tly_loan *loan);
 void tly_loan_move(struct tly_loan *loan, uint8_t *copy);
 /* The reader has had all frames that go with it. */
 void tly_loan_end(struct tly_loan *loan);
-/* Of a part, not of one frame alone. */
+/* Is it a whole part that is lent, and not one frame alone? */
 static inline bool tly_loan_is_whole(const struct tly_loan *loan)
 {
     return !loan->single;

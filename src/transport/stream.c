@@ -128,7 +128,7 @@ int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n
 
 /* --- receiving ----------------------------------------------------------------------------------- */
 
-/* Of the frame that the staging buffer begins with, as far as it is there. */
+/* Bytes of the header of the frame at the beginning of the staging buffer, as far as it is there. */
 static uint32_t stream_header_bytes(const struct tly_stream *s)
 {
     return s->staging_to - s->staging_from < TLY_FRAME_LEAST

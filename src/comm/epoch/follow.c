@@ -31,7 +31,7 @@
 #include "trace/trace.h"
 #include "wire/frame.h"
 
-/* Nothing stays of who had this place: it is another's now, or nobody's. */
+/* Drop all state of the service that had this place, which is free now or has another one. */
 static void follow_vacate(tally_comm *c, uint32_t place)
 {
     struct tly_peer *p = &c->peers[place];
@@ -49,7 +49,7 @@ static void follow_vacate_uninvited(tally_comm *c)
         follow_vacate(c, (uint32_t)--c->services);
 }
 
-/* Connect to who is new. */
+/* Connect to the services that are new. */
 static void follow_meet(tally_comm *c)
 {
     const struct tly_roster *r = &c->member.roster;
@@ -100,7 +100,7 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
                   (uint32_t)next->part_bytes);
     }
     c->epochs.preparing = next->epoch;
-    /* First nothing more may land from who is gone. */
+    /* First of all, nothing more may land from services that are gone. */
     for (uint32_t i = 0; i < next->service_count && i < (uint32_t)c->services; i++)
         if (next->services[i].state == TLY_SERVICE_GONE)
             follow_put_out(&c->peers[i]);

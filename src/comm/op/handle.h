@@ -64,7 +64,7 @@ static inline void tly_handle_found(struct tly_handle *h, int source)
     h->source = source;
 }
 
-/* Wake who waits for it. */
+/* Wake the threads that wait for it. */
 static inline void tly_handle_end(struct tly_handle *h)
 {
     tly_event_set(&h->done);

@@ -181,7 +181,7 @@ struct tally_op *tly_op_find(tally_comm *c, const struct tly_frame *f);
 /* The part that a frame of this service is about, or NULL. */
 struct tly_part *tly_op_find_part(struct tly_peer *peer, const struct tly_frame *f);
 
-/* The operation has ended: wake who waits for it, and announce it if that is wanted. */
+/* The operation has ended: wake the threads that wait for it, and announce it if that is wanted. */
 void tly_op_set_done(struct tally_op *op);
 
 /* What only this operation's call knows of it: own_bytes of its call, behind the operation. */

@@ -20,7 +20,7 @@
 #include "tally/tally.h"
 #include "wire/frame.h"
 
-/* Of operations, for each name space, by the interface over us; NULL: none. */
+/* The names of operations that the interface above has given, for each name space; NULL: none. */
 static _Atomic(const char *const *) given_names[UINT8_MAX + 1];
 static const char *const dtypes[] = {"float32",   "float64",    "float16", "bfloat16", "int8",
                                      "uint8",     "int16",      "int32",   "int64",    "bool",
@@ -181,7 +181,7 @@ const char *tly_op_title(const struct tally_op *op, char out[TLY_TITLE])
     return out;
 }
 
-/* Of its data; where the text ends, or would. */
+/* Append the words about the data.  Returns where the text ends, or would end with more room. */
 static size_t spec_append_data(const struct tally_op *op, char *out, size_t len, size_t at)
 {
     bool listed = op->mark || !op->call->paired;

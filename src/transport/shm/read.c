@@ -25,7 +25,7 @@ static void shm_read_drop_mapping(struct tly_shm_mapping *m)
     free(m);
 }
 
-/* Of another process: it is to be told. */
+/* Give back another process's loan: that process is told. */
 static void shm_read_give_back(struct tly_loan *loan)
 {
     struct tly_shm_channel *s = tly_shm_loan_of(loan)->channel;
