@@ -92,26 +92,27 @@ static void carry_leave_mark(struct tly_local *l, const struct tly_local_op *op)
         l->calls->broken(l->user, ENOMEM, "out of memory");
         return;
     }
-    *mark = (struct tly_local_op){.key = op->key,
-                                  .spec = op->spec,
-                                  .round = op->round,
-                                  .number = op->number,
-                                  .patient = op->patient,
-                                  .mark = true,
-                                  .left_behind = true};
+    *mark = (struct tly_local_op){
+        .key = op->key,
+        .spec = op->spec,
+        .round = op->round,
+        .number = op->number,
+        .patient = op->patient,
+        .mark = true,
+        .stands_in = op->stands_in,
+        .left_behind = true};
     tly_list_append(op->node.next, &mark->node);
     atomic_fetch_add(&l->in_flight, 1);
 }
 
-/* The others' rounds end when all posts have come.  Of a team they end by what the network says, too.  Else they wait for this
- * post. */
+/* The others' rounds end when all posts have come, and this rank has joined once all that it has submitted is posted. */
 static void carry_post_mark(struct tly_local *l, struct tly_local_op *op)
 {
     if (!op->held || op->meeting || atomic_load(&l->failed) || atomic_load(&l->own->left))
         return;
     op->mark = true;
     tly_posts_send(l);
-    if (op->held && !op->meeting && !op->parts)
+    if (op->held && !op->meeting)
         carry_leave_mark(l, op);
 }
 

@@ -600,12 +600,58 @@ static void test_wrong_use(void **state)
     run_all(closed_under_it, "aabb", 0);
 }
 
+/* Rank 0 of a team takes back what finds no room in shared memory, as rank 1 reads nothing.  It can join all the same. */
+enum {
+    POSTS = 4100,
+    TEAM_BYTES = 16 << 10
+}; /* more posts than there is room for; the least that a team does */
+
+static int full(int rank, void *arg)
+{
+    struct board *b = arg;
+    static uint8_t in[TEAM_BYTES], out[POSTS][TEAM_BYTES];
+    static tally_op *op[POSTS];
+    tally_comm *c = open_comm();
+    if (rank == 1) {
+        atomic_store(&b->stage, 1);
+        raise(SIGSTOP);
+    }
+    job_await(&b->stage, 1);
+    for (int i = 0; i < POSTS; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "f%d", i);
+        CHECK(tally_push_pull(c, name, in, out[i], TEAM_BYTES, TALLY_UINT8, TALLY_SUM, NULL, &op[i]) == 0);
+    }
+    if (rank == 0)
+        CHECK(tally_op_cancel(op[POSTS - 1], "a test") == 0);
+    ends(op[POSTS - 1], -ECANCELED);
+    if (rank == 0)
+        atomic_store(&b->stage, 2);
+    for (int i = 0; i < POSTS - 1; i++)
+        ends(op[i], 0);
+    CHECK(join_all(c) >= 0);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_no_room(void **state)
+{
+    static const int machine[] = {0, 0, 1};
+    struct board *b = job_shared(sizeof *b);
+    struct job j = {.ranks = 3, .machine = machine, .main = full, .arg = b};
+    job_start(&j);
+    job_await(&b->stage, 2);
+    kill(j.rank_pid[1], SIGCONT);
+    job_finish(&j);
+    job_clear(&j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bits_of_machines), cmocka_unit_test(test_bits_in_shared_memory),
         cmocka_unit_test(test_bits_of_teams),    cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_under_way),        cmocka_unit_test(test_at_once),
-        cmocka_unit_test(test_wrong_use)};
+        cmocka_unit_test(test_wrong_use),        cmocka_unit_test(test_no_room)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
