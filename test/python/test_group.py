@@ -393,7 +393,7 @@ def test_calls_that_differ(three, store):
         assert "rank 0 gives rank 1 6 elements, and 9 are expected" in one["scattered count"], one["scattered count"]
         assert re.fullmatch(r"\w*Error: all_gather no\. \d+: the ranks disagree: float32 \[4\] on ranks 0, 2, "
                             r"\[5\] on rank 1 \(\S*test_group\.py:\d+\)", one["lengths"]), one["lengths"]
-    assert told[1]["refused"].startswith("NotImplementedError: allreduce: BAND"), told[1]["refused"]
+    assert told[1]["refused"].startswith("NotImplementedError: all_reduce: BAND"), told[1]["refused"]
     assert told[1]["layout"].startswith("NotImplementedError"), told[1]["layout"]
 
 
@@ -601,7 +601,7 @@ def test_lists_of_tensors(three, store):
         assert len(results) == 28
         for call, of in results.items():
             assert of["tally"] == of["gloo"], call
-        assert told == "NotImplementedError: allreduce: AVG of several tensors is not supported"
+        assert told == "NotImplementedError: all_reduce: AVG of several tensors is not supported"
 
 
 def bad_lists(path):

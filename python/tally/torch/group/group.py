@@ -420,7 +420,7 @@ class Group(dist.ProcessGroup):
     def allreduce(self, tensors, opts=None, timeout=None):
         if type(tensors) is not list:  # most are, and a call costs a bucket's time
             tensors = lists.of_tensors(tensors)
-        with self._call("allreduce", tensors, timeout or opts) as work:
+        with self._call("all_reduce", tensors, timeout or opts) as work:
             if len(tensors) == 1:
                 self._reduce(work, tensors, _operator(work, opts))
             else:
@@ -429,7 +429,7 @@ class Group(dist.ProcessGroup):
 
     def allreduce_coalesced(self, tensors, opts=None):
         tensors = lists.of_tensors(tensors)
-        with self._call("allreduce_coalesced", tensors, opts) as work:
+        with self._call("all_reduce_coalesced", tensors, opts) as work:
             self._reduce(work, tensors, _operator(work, opts))
         return work
 
@@ -520,7 +520,7 @@ class Group(dist.ProcessGroup):
         """output_tensors: a list for each of the inputs, all with the same tensors, one for each input of each rank."""
         outputs, inputs = lists.of_lists(output_tensors), lists.of_tensors(input_tensors)
         results = outputs[0] if len(outputs) == 1 else outputs  # so Gloo's future has it
-        with self._call("allgather", results, opts, inputs=inputs) as work:
+        with self._call("all_gather", results, opts, inputs=inputs) as work:
             lists.gathered(outputs, inputs, self.size())
             self._look_at(work, *itertools.chain(*outputs), *inputs)
             self._gather(work, inputs, outputs[0], vectors.note(inputs))
@@ -531,7 +531,7 @@ class Group(dist.ProcessGroup):
 
     def allgather_coalesced(self, output_lists, input_list, opts=None):
         """output_lists: a list for each rank, with a tensor for each of the inputs."""
-        with self._call("allgather_coalesced", output_lists, opts, inputs=input_list) as work:
+        with self._call("all_gather_coalesced", output_lists, opts, inputs=input_list) as work:
             lists.gathered_apart(output_lists, input_list, self.size())
             self._look_at(work, *itertools.chain(*output_lists), *input_list)
             self._gather(work, input_list, list(itertools.chain(*output_lists)), vectors.note(input_list))

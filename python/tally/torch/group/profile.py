@@ -22,16 +22,16 @@ from . import dispatched
 from .work import GroupWork
 
 _TITLES = {  # call -> (c10d's operator, how Gloo and NCCL call it)
-    "allreduce": ("allreduce_", "all_reduce"),
-    "allreduce_coalesced": ("allreduce_coalesced_", "all_reduce"),
+    "all_reduce": ("allreduce_", "all_reduce"),
+    "all_reduce_coalesced": ("allreduce_coalesced_", "all_reduce"),
     "reduce": ("reduce_", "reduce"),
     "reduce_scatter": ("reduce_scatter_", "reduce_scatter"),
     "reduce_scatter_single": ("_reduce_scatter_base_", "reduce_scatter"),
     "reduce_scatter_single_coalesced": ("reduce_scatter_tensor_coalesced_", "reduce_scatter"),
     "broadcast": ("broadcast_", "broadcast"),
     "scatter": ("scatter_", "scatter"),
-    "allgather": ("allgather_", "all_gather"),
-    "allgather_coalesced": ("allgather_coalesced_", "all_gather"),
+    "all_gather": ("allgather_", "all_gather"),
+    "all_gather_coalesced": ("allgather_coalesced_", "all_gather"),
     "all_gather_single": ("_allgather_base_", "all_gather"),
     "all_gather_single_coalesced": ("allgather_into_tensor_coalesced_", "all_gather"),
     "gather": ("gather_", "gather"),
