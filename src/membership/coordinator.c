@@ -1,11 +1,12 @@
 /* coordinator.c - what members say, who is missing or dead, and what becomes of the job.
  *
- * The job's state goes from GATHERING to RUNNING, and ends as FAILED or ENDED.  After each thing that has happened coordinator_advance()
- * does whatever is due now.  Only this file calls it: the others change what it looks at, and use tell.c alone.
+ * The job's state goes from GATHERING to RUNNING, and ends as FAILED or ENDED.  After each thing that has happened
+ * coordinator_advance() does whatever is due now.  Only this file calls it: the others change what it looks at, and use tell.c
+ * alone.
  *
- * A member is dead when its connection ends, or when it is silent for too long (lose).  All members then get one sentence.  A
- * rank's tly_comm_fail() closes its connections first and ends its operations then, so nothing touches a buffer whose
- * operation has ended.
+ * A member is dead when its connection ends, or when it is silent for too long (coordinator_lose).  All members then get one
+ * sentence.  A rank's tly_comm_fail() closes its connections first and ends its operations then, so nothing touches a buffer
+ * whose operation has ended.
  *
  * All of it runs in the coordinator's loop, but for creation and end. */
 #include "membership/coordinator.h"

@@ -21,7 +21,7 @@ void tly_link_shake(struct tly_link *l)
         return;
     }
     tly_hello_produce(&l->hello, m);
-    /* The proof itself goes under the zero key: append() uses send_key, which produce() may just have set. */
+    /* The proof itself goes under the zero key: tly_link_append() uses send_key, which tly_hello_produce() may just have set. */
     uint8_t key[TLY_FRAME_KEY_BYTES];
     memcpy(key, l->hello.send_key, sizeof key);
     memset(l->hello.send_key, 0, sizeof key);
