@@ -428,11 +428,11 @@ static int dies(int rank, void *arg)
 static void test_dies(void **state)
 {
     struct board *b = job_shared(sizeof *b);
-    for (int i = 0; i < LAYOUTS; i++) {
-        const struct layout *l = &layouts[i];
+    for (int i = 0; i < 2 * LAYOUTS; i++) {
+        const struct layout *l = &layouts[i % LAYOUTS];
         struct job j = {
             .ranks = l->ranks, .tallyds = l->tallyds, .machine = l->machine, .main = dies, .arg = b};
-        b->only = -1;
+        b->only = i < LAYOUTS ? -1 : 1;
         atomic_store(&b->at, 0);
         j.settings[0] = "TALLY_PART_BYTES=16K";
         job_start(&j);
