@@ -444,6 +444,37 @@ static void test_dies(void **state)
     }
 }
 
+/* Whoever is late is named, also by a rank whose stage has done its work. */
+static int is_late(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = open_with_stage(b, rank);
+    tally_op *op;
+    if (rank == 2) {
+        while (tally_comm_status(c, NULL) == 0)
+            job_sleep_ms(10);
+    } else {
+        CHECK(submit_push_pull(c, "w", rank, tally_comm_size(c), 0, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -ETIME);
+        CHECK_HOLDS(tally_op_error(op), "for rank 2 (TALLY_TIMEOUT)");
+        tally_op_free(op);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_late(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    b->only = -1;
+    for (int i = 0; i < 2; i++)
+        job_run(&(struct job){.ranks = 3,
+                              .machine = i ? together : NULL,
+                              .main = is_late,
+                              .arg = b,
+                              .settings = {"TALLY_TIMEOUT=2"}});
+}
+
 static void join_all(tally_comm *c)
 {
     tally_op *op;
@@ -620,7 +651,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_results), cmocka_unit_test(test_failures), cmocka_unit_test(test_dies),
         cmocka_unit_test(test_joins),   cmocka_unit_test(test_overlaps), cmocka_unit_test(test_diverted),
-        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_full),    cmocka_unit_test(test_late),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

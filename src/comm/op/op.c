@@ -384,6 +384,12 @@ void tly_op_set_late(struct tally_op *op, const char *ranks)
     snprintf(op->wait.late, sizeof op->wait.late, "%s", ranks);
 }
 
+/* The engine has it, and names the ranks that it waits for (engine.c). */
+static bool op_is_in_engine(const struct tally_op *op)
+{
+    return op->parts[0].stage == STAGE_ENGINE && op->parts[0].state == PART_IDLE;
+}
+
 void tly_op_time_out(tally_comm *c)
 {
     int64_t now = c->loop.awake;
@@ -391,7 +397,7 @@ void tly_op_time_out(tally_comm *c)
     struct tally_op *oldest = tly_op_oldest(&c->active);
     if (tly_joining_is_on(&c->joining))
         c->active.stood_by = now;
-    if (!oldest || timeout <= 0)
+    if (!oldest || timeout <= 0 || op_is_in_engine(oldest))
         return;
     int64_t since = oldest->wait.born > c->active.stood_by ? oldest->wait.born : c->active.stood_by;
     double waited = (double)(now - since) / TLY_SEC;
