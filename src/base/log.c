@@ -10,13 +10,16 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fork.h"
+#include "base/list.h"
 #include "base/text.h"
 
-/* The lock guards both sinks and is held while one runs, so that a redirected sink is never called again
- * after tally_log_redirect() has returned.  A sink must therefore not log. */
+/* The lock guards all sinks and is held while one runs, so that a sink is never called again after tally_log_redirect() or
+ * tly_log_end_diversion() has returned.  A sink must therefore not log. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static tally_log_sink *application, *diverted;
-static void *application_user, *diverted_user;
+static tally_log_sink *application;
+static void *application_user;
+static struct tly_list diversions = TLY_LIST_INIT(diversions); /* those that began last are first */
 /* The rank in lines, and the process that claimed it: pid << 32 | rank + 1; 0: none.  A forked child's lines have its
  * parent's rank until the child claims one.  Read without the lock, as the level: a line late is no harm. */
 static atomic_ullong claimed;
@@ -54,12 +57,34 @@ void tally_log_redirect(tally_log_sink *sink, void *user)
     pthread_mutex_unlock(&lock);
 }
 
-void tly_log_divert(tally_log_sink *sink, void *user)
+void tly_log_diversion_init(struct tly_log_diversion *d, tally_log_sink *sink, void *user)
+{
+    *d = (struct tly_log_diversion){.sink = sink, .user = user, .generation = tly_fork_generation()};
+    tly_list_init(&d->node);
+}
+
+void tly_log_divert(struct tly_log_diversion *d)
 {
     pthread_mutex_lock(&lock);
-    diverted = sink;
-    diverted_user = user;
+    tly_list_remove(&d->node);
+    tly_list_append(diversions.next, &d->node); /* before the first */
     pthread_mutex_unlock(&lock);
+}
+
+void tly_log_end_diversion(struct tly_log_diversion *d)
+{
+    pthread_mutex_lock(&lock);
+    tly_list_remove(&d->node);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The one that gets the lines of this process; NULL: there is none.  The lock is held. */
+static const struct tly_log_diversion *log_diversion(void)
+{
+    if (tly_list_empty(&diversions))
+        return NULL;
+    const struct tly_log_diversion *d = tly_list_entry(diversions.next, struct tly_log_diversion, node);
+    return d->generation == tly_fork_generation() ? d : NULL;
 }
 
 void tly_log(enum tally_log_level level, const char *topic, const char *format, ...)
@@ -77,8 +102,9 @@ void tly_log(enum tally_log_level level, const char *topic, const char *format, 
     va_end(args);
     tly_text_clean(line);
     pthread_mutex_lock(&lock);
-    if (diverted)
-        diverted(diverted_user, level, line);
+    const struct tly_log_diversion *d = log_diversion();
+    if (d)
+        d->sink(d->user, level, line);
     else if (application)
         application(application_user, level, line);
     else

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 
+#include "base/list.h"
 #include "tally/tally.h"
 
 /* Lines above this level are dropped.  Names: off, error, warning, info, debug; -EINVAL for another. */
@@ -21,8 +22,19 @@ void tly_log_release_rank(void);
 void tly_log(enum tally_log_level level, const char *topic, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* A second sink that goes before the application's: a communicator's event queue.  NULL: none. */
-void tly_log_divert(tally_log_sink *sink, void *user);
+/* A sink that goes before the application's: a communicator's event queue.  Owner: the log's lock. */
+struct tly_log_diversion {
+    struct tly_list node;
+    tally_log_sink *sink;
+    void *user;
+    unsigned generation; /* of forks: a child's lines do not go to its parent's sinks */
+};
+
+void tly_log_diversion_init(struct tly_log_diversion *d, tally_log_sink *sink, void *user);
+/* From now on this sink gets the lines; once it ends, the one that got them before.  Ending one that has not begun does no
+ * harm. */
+void tly_log_divert(struct tly_log_diversion *d);
+void tly_log_end_diversion(struct tly_log_diversion *d);
 
 #define tly_warn(topic, ...) tly_log(TALLY_LOG_WARNING, topic, __VA_ARGS__)
 #define tly_info(topic, ...) tly_log(TALLY_LOG_INFO, topic, __VA_ARGS__)

@@ -1,4 +1,4 @@
-/* log_test.c - the rank in log lines: the first communicator's, and a forked child's. */
+/* log_test.c - the rank in log lines, the first communicator's and a forked child's; and where lines go. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/fork.h"
 #include "base/log.h"
 
 #include <cmocka.h>
@@ -55,11 +56,63 @@ static void test_a_forked_child(void **state)
     tly_log_release_rank();
 }
 
+static char before[200], after[200];
+
+static void keep_in(void *user, enum tally_log_level level, const char *line)
+{
+    snprintf(user, sizeof before, "%s", line);
+}
+
+/* Whichever ends first, lines go where they went before it began. */
+static void test_diversions(void **state)
+{
+    struct tly_log_diversion one, two;
+    for (int first = 0; first < 2; first++) {
+        tly_log_diversion_init(&one, keep_in, before);
+        tly_log_diversion_init(&two, keep_in, after);
+        last[0] = before[0] = after[0] = '\0';
+        tly_log_divert(&one);
+        tly_log_divert(&two);
+        assert_string_equal(said(), "");
+        assert_string_equal(before, "");
+        assert_string_equal(after, "test: a line");
+        after[0] = '\0';
+        tly_log_end_diversion(first ? &two : &one);
+        said();
+        assert_string_equal(first ? before : after, "test: a line");
+        assert_string_equal(first ? after : before, "");
+        tly_log_end_diversion(&one);
+        tly_log_end_diversion(&two);
+        tly_log_end_diversion(&two); /* does no harm */
+        assert_string_equal(said(), "test: a line");
+    }
+}
+
+/* Nobody reads its copy of its parent's queue. */
+static void test_a_forked_childs_lines_are_not_diverted(void **state)
+{
+    struct tly_log_diversion d;
+    int status;
+    tly_fd_close(tly_fd_own(dup(STDERR_FILENO))); /* forks are counted from now on */
+    tly_log_diversion_init(&d, keep_in, before);
+    tly_log_divert(&d);
+    last[0] = '\0';
+    pid_t child = fork();
+    if (child == 0)
+        _exit(strcmp(said(), "test: a line") != 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_string_equal(said(), "");
+    tly_log_end_diversion(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_first_claim_stays),
         cmocka_unit_test(test_a_forked_child),
+        cmocka_unit_test(test_diversions),
+        cmocka_unit_test(test_a_forked_childs_lines_are_not_diverted),
     };
     tally_log_redirect(keep, NULL);
     return cmocka_run_group_tests_name("log", tests, NULL, NULL);

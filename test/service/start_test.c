@@ -11,6 +11,7 @@
 
 #include <sodium.h>
 
+#include "base/log.h"
 #include "base/param.h"
 #include "job.h"
 #include "membership/coordinator.h"
@@ -349,6 +350,49 @@ static void test_a_job_beside_leaves_the_rank_in_lines(void **state)
     job_clear(&j);
 }
 
+/* The next line of the log, which this communicator's queue gets. */
+static void expect_line(tally_comm *c, const char *text)
+{
+    struct tally_event e;
+    tly_warn("test", "%s", text);
+    do
+        CHECK(tally_comm_next(c, 10000, &e) == 0);
+    while (e.kind != TALLY_EVENT_LOG || !strstr(e.text, "test: "));
+    CHECK_HOLDS(e.text, text);
+}
+
+/* Both watch the log, and either ends first. */
+static int watches_from_two(int rank, void *arg)
+{
+    tally_comm *c[2];
+    char place[64];
+    for (int first = 0; first < 2; first++) {
+        for (int i = 0; i < 2; i++) {
+            int port = 0;
+            const char *const settings[] = {"TALLY_RANK=0/1", place, NULL};
+            snprintf(place, sizeof place, "TALLY_COORD=127.0.0.1");
+            CHECK(tally_comm_listen(settings, &port) == 0);
+            snprintf(place, sizeof place, "TALLY_COORD=127.0.0.1:%d", port);
+            CHECK(tally_comm_open(settings, &c[i]) == 0);
+            CHECK(tally_comm_watch_log(c[i], 1) == 0);
+        }
+        expect_line(c[1], "to the one that came last");
+        CHECK(tally_comm_close(c[first]) == 0);
+        expect_line(c[1 - first], "to the one that is left");
+        CHECK(tally_comm_watch_log(c[1 - first], 0) == 0);
+        CHECK(tally_comm_close(c[1 - first]) == 0);
+    }
+    return 0;
+}
+
+static void test_a_job_beside_leaves_the_log_to_whoever_watches(void **state)
+{
+    struct job j = {.ranks = 1, .main = watches_from_two};
+    job_start(&j);
+    job_finish(&j);
+    job_clear(&j);
+}
+
 /* --- tallyd -------------------------------------------------------------------------------------- */
 
 static void test_missing_tallyd(void **state)
@@ -400,6 +444,7 @@ int main(void)
         cmocka_unit_test(test_port_taken),
         cmocka_unit_test(test_port_held_by_the_dying),
         cmocka_unit_test(test_a_job_beside_leaves_the_rank_in_lines),
+        cmocka_unit_test(test_a_job_beside_leaves_the_log_to_whoever_watches),
         cmocka_unit_test(test_missing_tallyd),
         cmocka_unit_test(test_idle_tallyd_ends),
     };

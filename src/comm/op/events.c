@@ -22,18 +22,6 @@ struct log_line {
     char text[1024];
 };
 
-void tly_events_init(tally_comm *c)
-{
-    pthread_condattr_t attr;
-    pthread_mutex_init(&c->events.lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->events.more, &attr);
-    pthread_condattr_destroy(&attr);
-    tly_list_init(&c->events.ended);
-    tly_list_init(&c->events.logs);
-}
-
 /* The log's sink while somebody watches. */
 static void events_take_line(void *user, enum tally_log_level level, const char *text)
 {
@@ -50,12 +38,28 @@ static void events_take_line(void *user, enum tally_log_level level, const char 
     pthread_mutex_unlock(&c->events.lock);
 }
 
+void tly_events_init(tally_comm *c)
+{
+    pthread_condattr_t attr;
+    pthread_mutex_init(&c->events.lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&c->events.more, &attr);
+    pthread_condattr_destroy(&attr);
+    tly_list_init(&c->events.ended);
+    tly_list_init(&c->events.logs);
+    tly_log_diversion_init(&c->events.diversion, events_take_line, c);
+}
+
 int tally_comm_watch_log(tally_comm *c, int on)
 {
     int err = tly_comm_check(c);
     if (err == -ECHILD)
         return err;
-    tly_log_divert(on ? events_take_line : NULL, c);
+    if (on)
+        tly_log_divert(&c->events.diversion);
+    else
+        tly_log_end_diversion(&c->events.diversion);
     pthread_mutex_lock(&c->events.lock);
     c->events.log_ended = c->events.watching && !on;
     c->events.watching = on;
@@ -67,8 +71,7 @@ int tally_comm_watch_log(tally_comm *c, int on)
 /* No more events will come: wake all who wait. */
 void tly_events_close(tally_comm *c)
 {
-    if (c->events.watching)
-        tly_log_divert(NULL, NULL);
+    tly_log_end_diversion(&c->events.diversion);
     pthread_mutex_lock(&c->events.lock);
     c->events.closed = true;
     pthread_cond_broadcast(&c->events.more);

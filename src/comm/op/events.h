@@ -10,9 +10,10 @@
 #include <stdint.h>
 
 #include "base/list.h"
+#include "base/log.h"
 #include "tally/tally.h"
 
-/* What tally_comm_next() hands out.  The lock guards all of it. */
+/* What tally_comm_next() hands out.  The lock guards all of it but `diversion`. */
 struct tly_completions {
     pthread_mutex_t lock;
     pthread_cond_t more;
@@ -20,7 +21,8 @@ struct tly_completions {
     struct tly_list logs;
     uint32_t log_count;
     bool closed, watching, log_ended;
-    int waiting; /* threads inside tally_comm_next() */
+    struct tly_log_diversion diversion; /* of log lines, while they are watched; the log's lock */
+    int waiting;                        /* threads inside tally_comm_next() */
 };
 
 /* An operation's place there.  Owner: any thread, but for `node`, which the lock guards. */
