@@ -113,7 +113,7 @@ def _export(process_id, num_processes, coordinator_address):
 
 def initialize(coordinator_address=None, num_processes=None, process_id=None, local_device_ids=None, **more):
     """setup(), then jax.distributed.initialize() with the same arguments.  From then on process_allgather() and
-    broadcast_one_to_all() of jax.experimental.multihost_utils move float16 and float8, too.
+    broadcast_one_to_all() of jax.experimental.multihost_utils move float16, float8, float6 and float4, too.
 
     Arguments that are None come from `tally run` or torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), or from where
     JAX finds them (Slurm, Open MPI, JAX_COORDINATOR_ADDRESS).  If no launcher gives Tally the rank and the number of
