@@ -114,7 +114,8 @@ def _raising_ours(exit):
             exit(*arguments, **named)
         except SystemExit as error:
             # In another thread it ends no process, and threading.excepthook is silent only for SystemExit itself.
-            if not _is_reason(error.code) or threading.current_thread() is not threading.main_thread():
+            if (type(error) is not SystemExit or not _is_reason(error.code)
+                    or threading.current_thread() is not threading.main_thread()):
                 raise
             reasons = error.args
         raise _Exit(*reasons)

@@ -228,6 +228,26 @@ def test_exit_statuses_stay(ends, status, said):
     """ % ends, env={"TALLY_LOG": "error"}) == (status, said)
 
 
+def test_an_exit_of_the_programs_own():
+    status, output = jobs.python("""
+        import sys, tally
+
+        class Own(SystemExit):
+            pass
+
+        def leave(reason):
+            raise Own(reason)
+
+        sys.exit = leave
+        tally.init()
+        try:
+            sys.exit("caught")
+        except SystemExit as caught:
+            print(type(caught).__name__, caught)
+    """, env={"TALLY_LOG": "error"})
+    assert (status, output) == (0, "Own caught\n")
+
+
 def test_no_exception_leaves_as_ever():
     """sys.exit() is no exception that nobody catches, and one at a prompt does not end the process."""
     status, output = jobs.run(2, 0, ["-c", """
