@@ -10,7 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/fork.h"
 #include "base/list.h"
 #include "base/text.h"
 
@@ -26,6 +25,25 @@ static atomic_ullong claimed;
 static atomic_int threshold = TALLY_LOG_INFO;
 
 static const char *const level_names[] = {"off", "error", "warning", "info", "debug"};
+
+/* Another thread may have held the lock when this process was forked; the queues are its parent's. */
+static void log_in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    tly_list_init(&diversions);
+}
+
+static void log_install(void)
+{
+    pthread_atfork(NULL, NULL, log_in_child);
+}
+
+static void log_take_lock(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, log_install);
+    pthread_mutex_lock(&lock);
+}
 
 int tly_log_set_level(const char *name)
 {
@@ -51,7 +69,7 @@ void tly_log_release_rank(void)
 
 void tally_log_redirect(tally_log_sink *sink, void *user)
 {
-    pthread_mutex_lock(&lock);
+    log_take_lock();
     application = sink;
     application_user = user;
     pthread_mutex_unlock(&lock);
@@ -59,13 +77,13 @@ void tally_log_redirect(tally_log_sink *sink, void *user)
 
 void tly_log_diversion_init(struct tly_log_diversion *d, tally_log_sink *sink, void *user)
 {
-    *d = (struct tly_log_diversion){.sink = sink, .user = user, .generation = tly_fork_generation()};
+    *d = (struct tly_log_diversion){.sink = sink, .user = user};
     tly_list_init(&d->node);
 }
 
 void tly_log_divert(struct tly_log_diversion *d)
 {
-    pthread_mutex_lock(&lock);
+    log_take_lock();
     tly_list_remove(&d->node);
     tly_list_append(diversions.next, &d->node); /* before the first */
     pthread_mutex_unlock(&lock);
@@ -73,18 +91,9 @@ void tly_log_divert(struct tly_log_diversion *d)
 
 void tly_log_end_diversion(struct tly_log_diversion *d)
 {
-    pthread_mutex_lock(&lock);
+    log_take_lock();
     tly_list_remove(&d->node);
     pthread_mutex_unlock(&lock);
-}
-
-/* The one that gets the lines of this process; NULL: there is none.  The lock is held. */
-static const struct tly_log_diversion *log_diversion(void)
-{
-    if (tly_list_empty(&diversions))
-        return NULL;
-    const struct tly_log_diversion *d = tly_list_entry(diversions.next, struct tly_log_diversion, node);
-    return d->generation == tly_fork_generation() ? d : NULL;
 }
 
 void tly_log(enum tally_log_level level, const char *topic, const char *format, ...)
@@ -101,9 +110,9 @@ void tly_log(enum tally_log_level level, const char *topic, const char *format, 
     vsnprintf(line + n, sizeof line - (size_t)n, format, args);
     va_end(args);
     tly_text_clean(line);
-    pthread_mutex_lock(&lock);
-    const struct tly_log_diversion *d = log_diversion();
-    if (d)
+    log_take_lock();
+    const struct tly_log_diversion *d = tly_list_entry(diversions.next, struct tly_log_diversion, node);
+    if (!tly_list_empty(&diversions))
         d->sink(d->user, level, line);
     else if (application)
         application(application_user, level, line);

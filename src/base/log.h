@@ -22,12 +22,12 @@ void tly_log_release_rank(void);
 void tly_log(enum tally_log_level level, const char *topic, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* A sink that goes before the application's: a communicator's event queue.  Owner: the log's lock. */
+/* A sink that goes before the application's: a communicator's event queue.  A forked child's lines do not go to those of its
+ * parent.  Owner: the log's lock. */
 struct tly_log_diversion {
     struct tly_list node;
     tally_log_sink *sink;
     void *user;
-    unsigned generation; /* of forks: a child's lines do not go to its parent's sinks */
 };
 
 void tly_log_diversion_init(struct tly_log_diversion *d, tally_log_sink *sink, void *user);

@@ -30,7 +30,26 @@ static struct listening {
     uint16_t port;
     pid_t thread; /* that called */
 } held[MOST];     /* in the order of their calls */
-static unsigned count, generation;
+static unsigned count;
+
+/* Another thread may have held the lock when this process was forked; the sockets are closed there. */
+static void listen_in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    count = 0;
+}
+
+static void listen_install(void)
+{
+    pthread_atfork(NULL, NULL, listen_in_child);
+}
+
+static void listen_take_lock(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, listen_install);
+    pthread_mutex_lock(&lock);
+}
 
 /* Take one out of the list.  Returns its socket.  Under the lock. */
 static int listen_remove(unsigned i)
@@ -40,18 +59,9 @@ static int listen_remove(unsigned i)
     return fd;
 }
 
-/* In a forked child the sockets are closed already.  Under the lock. */
-static void listen_forget(void)
-{
-    if (generation != tly_fork_generation())
-        count = 0;
-    generation = tly_fork_generation();
-}
-
 static void listen_add(int fd, uint16_t port)
 {
-    pthread_mutex_lock(&lock);
-    listen_forget();
+    listen_take_lock();
     if (count == MOST)
         tly_fd_close(listen_remove(0));
     held[count++] = (struct listening){fd, port, gettid()};
@@ -60,8 +70,7 @@ static void listen_add(int fd, uint16_t port)
 
 static void listen_close_all(void)
 {
-    pthread_mutex_lock(&lock);
-    listen_forget();
+    listen_take_lock();
     while (count)
         tly_fd_close(listen_remove(0));
     pthread_mutex_unlock(&lock);
@@ -71,8 +80,7 @@ static void listen_close_all(void)
 static bool listen_has(int port)
 {
     bool found = false;
-    pthread_mutex_lock(&lock);
-    listen_forget();
+    listen_take_lock();
     for (unsigned i = 0; i < count; i++)
         found |= held[i].port == port && held[i].thread == gettid();
     pthread_mutex_unlock(&lock);
@@ -82,8 +90,7 @@ static bool listen_has(int port)
 int tly_listen_take(uint16_t port)
 {
     int fd = -1;
-    pthread_mutex_lock(&lock);
-    listen_forget();
+    listen_take_lock();
     for (unsigned i = 0; i < count && fd < 0; i++)
         if (held[i].port == port)
             fd = listen_remove(i);
