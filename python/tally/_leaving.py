@@ -93,7 +93,7 @@ def _is_reason(status):
 class _Exit(SystemExit):
     """What sys.exit("reason") raises.  To end the process for it Python reads `code`, outside of all frames."""
 
-    __module__, __qualname__ = "builtins", "SystemExit"  # in tracebacks
+    __module__, __qualname__ = "builtins", "SystemExit"  # in tracebacks, and in logs (below)
 
     def _code(self):
         status = super().code
@@ -105,6 +105,9 @@ class _Exit(SystemExit):
 
     def __reduce__(self):
         return (SystemExit, *super().__reduce__()[1:])
+
+
+_Exit.__name__ = "SystemExit"
 
 
 def _raising_ours(exit):

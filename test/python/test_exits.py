@@ -206,6 +206,7 @@ def test_exit_statuses_stay(ends, status, said):
             sys.exit("caught")
         except SystemExit as caught:
             assert (caught.code, caught.args, caught.__context__) == ("caught", ("caught",), None)
+            assert type(caught).__name__ == "SystemExit"
             assert traceback.format_exception_only(type(caught), caught) == ["SystemExit: caught\\n"]
             for copied in copy.copy(caught), pickle.loads(pickle.dumps(caught)):
                 assert (type(copied), copied.code) == (SystemExit, "caught")
