@@ -56,11 +56,14 @@ int tally_comm_machine_count(const tally_comm *c)
 int tally_comm_service_count(const tally_comm *c)
 {
     tally_comm *lockable = (tally_comm *)c; /* the lock is no part of what its caller sees */
+    bool forked = tly_comm_is_forked(c);    /* then nothing changes any more, and nobody may unlock it */
     int count = 0;
-    tly_names_lock(&lockable->names);
+    if (!forked)
+        tly_names_lock(&lockable->names);
     for (int i = 0; i < c->epoch->services; i++)
         count += c->epoch->incarnation[i] != 0;
-    tly_names_unlock(&lockable->names);
+    if (!forked)
+        tly_names_unlock(&lockable->names);
     return count;
 }
 
