@@ -28,6 +28,7 @@ void tly_op_unref(struct tally_op *op)
         return;
     free(op->handle.sentence);
     free(op->reason);
+    tly_wait_finish(&op->wait);
     tly_spec_finish(&op->spec);
     free(op->parts);
     if (op->zeros)

@@ -381,7 +381,8 @@ void tly_op_tick(tally_comm *c)
 
 void tly_op_set_late(struct tally_op *op, const char *ranks)
 {
-    snprintf(op->wait.late, sizeof op->wait.late, "%s", ranks);
+    free(op->wait.late);
+    op->wait.late = strdup(ranks); /* without memory an error has no list */
 }
 
 /* The engine has it, and names the ranks that it waits for (engine.c). */
@@ -407,7 +408,7 @@ void tly_op_time_out(tally_comm *c)
         tly_peer_ask_late(&c->peers[oldest->parts[0].owner], oldest);
     }
     if (waited >= timeout && !tly_comm_is_doomed(c)) {
-        const char *late = oldest->wait.late;
+        const char *late = oldest->wait.late ? oldest->wait.late : "";
         char why[TLY_SENTENCE], stage[300], title[TLY_TITLE];
         tly_op_stage(oldest, stage, sizeof stage);
         snprintf(why, sizeof why, "%s has waited %.0f s%s%s (TALLY_TIMEOUT): %s", tly_op_title(oldest, title),

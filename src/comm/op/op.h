@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/list.h"
@@ -60,20 +61,25 @@ static inline void tly_progress_miss(struct tly_progress *p, uint64_t bytes)
     p->missing += bytes;
 }
 
-enum { TLY_LATE_TEXT = 160 };
+enum { TLY_LATE_TEXT = 160 }; /* of the longest list of late ranks */
 
 /* Since when it has waited, and for whom.  Owner: op.c. */
 struct tly_wait {
-    int64_t born;             /* awake clock: it came to the loop */
-    int64_t submitted;        /* monotonic */
-    bool patient;             /* its rank stood by when it was submitted */
-    bool asked;               /* home, shortly before TALLY_TIMEOUT, for whom it waits */
-    char late[TLY_LATE_TEXT]; /* ranks that home waits for, as it last said */
+    int64_t born;      /* awake clock: it came to the loop */
+    int64_t submitted; /* monotonic */
+    bool patient;      /* its rank stood by when it was submitted */
+    bool asked;        /* home, shortly before TALLY_TIMEOUT, for whom it waits */
+    char *late;        /* owned: ranks that home waits for, as it last said; or NULL */
 };
 
 static inline void tly_wait_init(struct tly_wait *w, bool patient)
 {
     w->patient = patient;
+}
+
+static inline void tly_wait_finish(struct tly_wait *w)
+{
+    free(w->late);
 }
 
 static inline void tly_wait_begin(struct tly_wait *w)
@@ -129,10 +135,9 @@ struct tally_op {
         pairs; /* owned: for each of the group where the parts for it begin and those from it; then the end */
 };
 
-/* glibc keeps a freed block of up to 1032 bytes for the thread that freed it.  For a larger one malloc() and free() take
- * 170 instructions more in each call on one machine. */
-_Static_assert(sizeof(struct tally_op) <= 1032,
-               "an operation is larger than what malloc's cache of a thread holds");
+/* glibc keeps free blocks of up to 1000 bytes in lists of one size each, so malloc() need not search.  Of a larger size it
+ * searches and cuts, where many operations are in flight or wait to be freed. */
+_Static_assert(sizeof(struct tally_op) <= 1000, "an operation is larger than malloc's small blocks");
 
 /* The oldest in the loop's hands; the next one.  NULL: there is none. */
 static inline struct tally_op *tly_op_at(const struct tly_active *a, struct tly_list *node)
