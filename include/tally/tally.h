@@ -248,6 +248,22 @@ TALLY_API int tally_push_pull(tally_comm *comm, const char *name, const void *in
                               size_t count, enum tally_dtype dtype, enum tally_reduction reduction,
                               const struct tally_options *options, tally_op **op);
 
+/* Elements begin to begin + count - 1 of a buffer. */
+struct tally_range {
+    uint64_t begin, count;
+};
+
+/* tally_push_pull() of parts of a buffer: of the elements in `ranges` alone, each of which begins at a multiple of 64 bytes
+ * and behind the end of the one before it.  The same on all ranks; they may change from call to call.  `input` and `output`
+ * are where element 0 would be; all other elements are left as they are, and may be used meanwhile.  The ranges are one
+ * operation, with one name and one priority.  Shapes are not compared.  It goes through the services, also where all ranks
+ * share one machine.  Where the ranks of a machine send together, nothing can stand for one that has joined (tally_join):
+ * all ranks get -ECANCELED.  -EBUSY: the name is in flight; -EINVAL. */
+TALLY_API int tally_push_pullv(tally_comm *comm, const char *name, const void *input, void *output,
+                               const struct tally_range ranges[], size_t range_count, enum tally_dtype dtype,
+                               enum tally_reduction reduction, const struct tally_options *options,
+                               tally_op **op);
+
 /* Copy `buffer` of rank `root` to all ranks.  The root's card sends it once; the services of the other ranks' machines
  * relay it. */
 TALLY_API int tally_broadcast(tally_comm *comm, const char *name, void *buffer, size_t count,
@@ -353,6 +369,7 @@ enum tally_kind {
     TALLY_GATHER = 8,
     TALLY_SCATTER = 9,
     TALLY_MESSAGE = 10,
+    TALLY_PUSH_PULLV = 13,
 };
 
 /* 1: ended, 0: not yet. */

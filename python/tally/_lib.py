@@ -98,6 +98,8 @@ _shared = {
     "tally_name_calls": (None, c_uint32, POINTER(c_char_p)),
     "tally_group_create": (c_int, c_void_p, c_char_p, POINTER(c_int), c_size_t, POINTER(c_void_p)),
     "tally_push_pull": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
+    "tally_push_pullv": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p,
+                         c_void_p),
     "tally_broadcast": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
     "tally_allgather": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
     "tally_allgather_into": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),

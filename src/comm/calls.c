@@ -10,6 +10,9 @@
 
 #include <sodium.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "base/error.h"
 #include "comm/comm.h"
 #include "comm/op/group.h"
@@ -43,6 +46,59 @@ int tally_push_pull(tally_comm *comm, const char *name, const void *input, void 
                             .count = count};
     if ((unsigned)reduction > TALLY_BXOR)
         return calls_no_reduction(reduction);
+    return tly_submit(comm, &r, options, op);
+}
+
+/* Sum of the counts of ranges in a buffer of such elements.  -EINVAL. */
+static int calls_measure_ranges(const struct tally_range ranges[], size_t n, size_t element, uint64_t *count)
+{
+    enum { ALIGN = 64 }; /* bytes */
+    uint64_t end = 0, sum = 0;
+    if (n && !ranges)
+        return tly_fail(EINVAL, "ranges is NULL and range_count is %zu: pass the address of as many ranges",
+                        n);
+    if (n > UINT32_MAX / 64)
+        return tly_fail(EINVAL, "%zu ranges are too many: pass at most %u", n, UINT32_MAX / 64);
+    for (size_t i = 0; i < n; i++) {
+        const struct tally_range *r = &ranges[i];
+        if (!r->count)
+            return tly_fail(EINVAL, "range %zu has no elements: leave it out", i);
+        if (r->begin > INT64_MAX / 16 || r->count > INT64_MAX / 16 - r->begin)
+            return tly_fail(EINVAL, "range %zu ends behind element %lld: a tensor has less than 2^60 bytes",
+                            i, (long long)(INT64_MAX / 16));
+        if (r->begin * element % ALIGN)
+            return tly_fail(EINVAL,
+                            "range %zu begins at element %llu of %zu bytes: pass a multiple of %d bytes", i,
+                            (unsigned long long)r->begin, element, ALIGN);
+        if (i && r->begin < end)
+            return tly_fail(EINVAL,
+                            "range %zu begins at element %llu, before range %zu ends, at %llu: pass disjoint "
+                            "ranges in ascending order",
+                            i, (unsigned long long)r->begin, i - 1, (unsigned long long)end);
+        end = r->begin + r->count;
+        sum += r->count;
+    }
+    *count = sum;
+    return 0;
+}
+
+int tally_push_pullv(tally_comm *comm, const char *name, const void *input, void *output,
+                     const struct tally_range ranges[], size_t range_count, enum tally_dtype dtype,
+                     enum tally_reduction reduction, const struct tally_options *options, tally_op **op)
+{
+    struct tly_request r = {.name = name,
+                            .kind = TALLY_PUSH_PULLV,
+                            .dtype = (unsigned)dtype,
+                            .reduction = (uint8_t)reduction,
+                            .input = input,
+                            .output = output,
+                            .ranges = {(struct tally_range *)ranges, range_count}};
+    if ((unsigned)reduction > TALLY_BXOR)
+        return calls_no_reduction(reduction);
+    int err = calls_measure_ranges(ranges, range_count, tly_reduce_element_size((int)dtype), &r.count);
+    if (err)
+        return err;
+    r.digest = XXH3_64bits(ranges, range_count * sizeof *ranges);
     return tly_submit(comm, &r, options, op);
 }
 
@@ -327,7 +383,7 @@ int tally_probe(tally_comm *comm, uint32_t tag, const struct tally_options *opti
 int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, const struct tally_options *options,
                  const char *reason)
 {
-    if (kind < TALLY_PUSH_PULL || kind > TALLY_SCATTER)
+    if ((kind < TALLY_PUSH_PULL || kind > TALLY_SCATTER) && kind != TALLY_PUSH_PULLV)
         return tly_fail(
             EINVAL,
             "%u is no kind of operation that can be refused: pass one of enum tally_kind, but no message",

@@ -203,7 +203,7 @@ static int submit_name_op(tally_comm *c, const struct tly_request *r, struct tal
     if (tly_joining_is_on(&c->joining) && !message)
         return tly_fail(EINVAL, "this rank has joined: wait until all ranks have, and submit then");
     /* In an ordered space the number alone is the name: calls of different kinds shall meet, and be compared. */
-    bool ordered = !name && !message && op->space >= TALLY_SPACE_ORDERED;
+    bool ordered = !name && op->call->collective && op->space >= TALLY_SPACE_ORDERED;
     struct tally_group *g = op->group;
     uint64_t *number = NULL;
     if (op->call->name) {

@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ops/ranges.h"
 #include "tally/tally.h"
 
 struct tally_group;
@@ -29,6 +30,8 @@ struct tly_request {
     bool even;                 /* an allgather into the caller's memory: all ranks give as much */
     const size_t *give, *take; /* elements for each rank of the group and from each; NULL: none for any */
     const char *reason;        /* an error mark */
+    struct tly_ranges
+        ranges; /* the caller's, of an all-reduce of ranges; checked, and `count` is their sum */
 };
 
 /* Check the request, make an operation of it, and hand that to the loop or to shared memory.  r->group is filled in.  out: its

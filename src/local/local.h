@@ -44,6 +44,7 @@
 #include "base/event.h"
 #include "base/list.h"
 #include "local/segment.h"
+#include "ops/ranges.h"
 
 struct tly_local;
 struct tly_local_call;
@@ -72,10 +73,11 @@ struct tly_local_op {
     int32_t priority; /* of a team: the urgency */
     double prescale, postscale;
     uint64_t count, bytes;
-    const void *input; /* not looked at by who only receives a broadcast */
-    void *output;      /* or what `gather` says */
-    int64_t first_dim; /* for `gather` */
-    uint32_t parts;    /* of a team: all its ranks' pieces; else 0 */
+    const struct tly_ranges *ranges; /* of a team: where in its `bytes` the elements lie; NULL: everywhere */
+    const void *input;               /* not looked at by who only receives a broadcast */
+    void *output;                    /* or what `gather` says */
+    int64_t first_dim;               /* for `gather` */
+    uint32_t parts;                  /* of a team: all its ranks' pieces; else 0 */
     struct tly_list
         pieces; /* likewise, if this is not 0: those of this rank, in the order in which they are summed */
     uint64_t ahead; /* likewise: bytes up to it that may wait to be sent while it is summed; 0: any */

@@ -8,12 +8,19 @@
 #include "wire/frame.h"
 
 static const struct tly_call *calls[TLY_KINDS] = {
-    [TALLY_PUSH_PULL] = &tly_call_push_pull, [TALLY_BROADCAST] = &tly_call_broadcast,
-    [TALLY_ALLGATHER] = &tly_call_allgather, [TALLY_BARRIER] = &tly_call_barrier,
-    [TALLY_REDUCE] = &tly_call_reduce,       [TALLY_REDUCE_SCATTER] = &tly_call_reduce_scatter,
-    [TALLY_ALLTOALL] = &tly_call_alltoall,   [TALLY_GATHER] = &tly_call_gather,
-    [TALLY_SCATTER] = &tly_call_scatter,     [TALLY_MESSAGE] = &tly_call_message,
-    [TLY_PROBE] = &tly_call_probe,           [TLY_JOIN] = &tly_call_join,
+    [TALLY_PUSH_PULL] = &tly_call_push_pull,
+    [TALLY_BROADCAST] = &tly_call_broadcast,
+    [TALLY_ALLGATHER] = &tly_call_allgather,
+    [TALLY_BARRIER] = &tly_call_barrier,
+    [TALLY_REDUCE] = &tly_call_reduce,
+    [TALLY_REDUCE_SCATTER] = &tly_call_reduce_scatter,
+    [TALLY_ALLTOALL] = &tly_call_alltoall,
+    [TALLY_GATHER] = &tly_call_gather,
+    [TALLY_SCATTER] = &tly_call_scatter,
+    [TALLY_MESSAGE] = &tly_call_message,
+    [TALLY_PUSH_PULLV] = &tly_call_push_pullv,
+    [TLY_PROBE] = &tly_call_probe,
+    [TLY_JOIN] = &tly_call_join,
 };
 
 const struct tly_call *tly_call_of(unsigned kind)

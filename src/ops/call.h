@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ops/ranges.h"
+
 struct tally_comm;
 struct tally_op;
 struct tly_local_call;
@@ -52,6 +54,10 @@ struct tly_call {
      * number among the group's calls of this kind is its name. */
     int (*name)(struct tally_op *op, const struct tly_request *r, char *name, size_t len);
 
+    /* From any thread.  Where in the caller's buffer its elements lie; an error mark has no list.  NULL: one behind the
+     * other, from its begin. */
+    const struct tly_ranges *(*ranges)(const struct tally_op *op);
+
     /* In the loop, as the next.  The epoch is known: cut the operation into parts, the same on all ranks (comm/path/parts.h).
      * -errno. */
     int (*cut)(struct tally_comm *c, struct tally_op *op);
@@ -76,7 +82,8 @@ const struct tly_call *tly_call_of(unsigned kind);
 int tly_call_register(unsigned number, const struct tly_call *call);
 
 /* NAME/rank.c */
-extern const struct tly_call tly_call_push_pull, tly_call_reduce, tly_call_reduce_scatter;
+extern const struct tly_call tly_call_push_pull, tly_call_push_pullv, tly_call_reduce,
+    tly_call_reduce_scatter;
 extern const struct tly_call tly_call_broadcast;
 extern const struct tly_call tly_call_allgather;
 extern const struct tly_call tly_call_alltoall, tly_call_gather, tly_call_scatter;

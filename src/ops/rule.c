@@ -19,6 +19,7 @@ static struct {
     [TALLY_GATHER] = {&tly_rule_table, &tly_rule_root},
     [TALLY_SCATTER] = {&tly_rule_table, &tly_rule_root},
     [TALLY_MESSAGE] = {&tly_rule_message, &tly_rule_message},
+    [TALLY_PUSH_PULLV] = {&tly_rule_all_reduce, &tly_rule_all_reduce},
     [TLY_PROBE] = {&tly_rule_probe, &tly_rule_probe},
 };
 

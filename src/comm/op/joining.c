@@ -115,6 +115,10 @@ static int joining_stand_in(tally_comm *c, const struct tly_local_op *like)
     int err = 0;
     if (!op || tly_pool_alloc(tly_local_segment(c->local), like->bytes, &op->zeros) != 0)
         err = -ENOMEM;
+    /* This rank does not know which ranges of a buffer the others mean. */
+    if (!err && op->call->ranges &&
+        !(op->reason = strdup("it has joined, and nothing can stand for it in ranges of a buffer")))
+        err = -ENOMEM;
     tly_names_lock(&c->names);
     struct tly_tensor *t = err ? NULL : joining_take_tensor(c, like, &err);
     if (t)

@@ -17,6 +17,7 @@
 #include "comm/submit.h"
 #include "ops/call.h"
 #include "ops/local.h"
+#include "reduce/reduce.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
 
@@ -26,6 +27,21 @@ static const char *const dtypes[] = {"float32",   "float64",    "float16", "bflo
                                      "uint8",     "int16",      "int32",   "int64",    "bool",
                                      "complex64", "complex128", "uint16",  "uint32",   "uint64"};
 static const char *const reductions[] = {"sum", "average", "min", "max", "product", "band", "bor", "bxor"};
+
+const struct tly_ranges *tly_spec_ranges(const struct tally_op *op)
+{
+    const struct tly_ranges *r = op->call->ranges ? op->call->ranges(op) : NULL;
+    return r && r->count ? r : NULL;
+}
+
+uint64_t tly_spec_span(const struct tally_op *op)
+{
+    const struct tly_ranges *r = tly_spec_ranges(op);
+    if (!r)
+        return op->bytes;
+    const struct tally_range *last = &r->list[r->count - 1];
+    return (last->begin + last->count) * tly_reduce_element_size(op->dtype);
+}
 
 /* The count that ranks compare; 0 where each rank may have its own. */
 static uint64_t spec_compared_count(const struct tally_op *op)
@@ -181,6 +197,21 @@ const char *tly_op_title(const struct tally_op *op, char out[TLY_TITLE])
     return out;
 }
 
+/* Append " of elements 0-4095, 8192-12287".  Returns where the text ends, or would end with more room. */
+static size_t spec_append_ranges(const struct tly_ranges *r, uint64_t digest, char *out, size_t len,
+                                 size_t at)
+{
+    enum { FEW = 4 };
+    for (size_t i = 0; i < r->count && i < FEW && at < len; i++)
+        at += (size_t)snprintf(out + at, len - at, "%s %llu-%llu", i ? "," : " of elements",
+                               (unsigned long long)r->list[i].begin,
+                               (unsigned long long)(r->list[i].begin + r->list[i].count - 1));
+    if (r->count > FEW && at < len)
+        at += (size_t)snprintf(out + at, len - at, ", ... (%zu ranges, digest %016llx)", r->count,
+                               (unsigned long long)digest);
+    return at;
+}
+
 /* Append the words about the data.  Returns where the text ends, or would end with more room. */
 static size_t spec_append_data(const struct tally_op *op, char *out, size_t len, size_t at)
 {
@@ -195,6 +226,8 @@ static size_t spec_append_data(const struct tally_op *op, char *out, size_t len,
     }
     if (at < len && listed)
         at += (size_t)snprintf(out + at, len - at, "]");
+    if (tly_spec_ranges(op))
+        at = spec_append_ranges(tly_spec_ranges(op), op->spec.digest, out, len, at);
     if (op->call->reduces && at < len)
         at += (size_t)snprintf(out + at, len - at, " %s", reductions[op->reduction]);
     if (op->call->root && at < len)

@@ -10,6 +10,7 @@
 #include "tally/tally.h"
 
 struct tally_op;
+struct tly_ranges;
 struct tly_request;
 
 enum { TLY_FEW_DIMS = 4 }; /* a tensor rarely has more */
@@ -37,6 +38,12 @@ struct tly_spec_before {
 static inline uint64_t tly_spec_hash(const struct tly_spec *s)
 {
     return s->hash;
+}
+
+/* Of a list that ranks compare beside the tensor; or 0. */
+static inline uint64_t tly_spec_digest(const struct tly_spec *s)
+{
+    return s->digest;
 }
 
 static inline double tly_spec_prescale(const struct tly_spec *s)
@@ -73,5 +80,9 @@ void tly_spec_copy(struct tly_spec *s, uint64_t hash, double prescale, double po
 /* Its hash, once it has a name; names.lock held. */
 void tly_spec_seal(struct tally_op *op);
 void tly_spec_finish(struct tly_spec *s);
+/* Where in the caller's buffer its elements lie; NULL: in one piece. */
+const struct tly_ranges *tly_spec_ranges(const struct tally_op *op);
+/* The length of the caller's buffer as far as its elements lie in it, in bytes. */
+uint64_t tly_spec_span(const struct tally_op *op);
 
 #endif

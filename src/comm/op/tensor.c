@@ -11,6 +11,7 @@
 #include "comm/op/tensor.h"
 #include "ops/call.h"
 #include "plan/plan.h"
+#include "reduce/reduce.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
 
@@ -39,24 +40,55 @@ static uint64_t tensor_credit(const tally_comm *c, const struct tly_stretch *s, 
     return suits > least ? suits : least;
 }
 
-/* Cut a tensor into parts and deal them.  -ENOMEM. */
-static int tensor_make_cut(tally_comm *c, const struct tly_stretch *s, const struct tly_epoch *e,
-                           const struct dealt *d, struct tly_cut *out)
+/* Where a tensor lies: `ranges` of elements of so many bytes; NULL: it lies in one piece. */
+struct placed {
+    const struct tly_ranges *ranges;
+    uint64_t element;
+};
+
+/* On the way through a tensor: bytes behind us, of which so many are in range `range`. */
+struct walk {
+    uint64_t at, inside;
+    size_t range;
+};
+
+/* The next part, which ends where its range does. */
+static struct tly_cut_piece tensor_next_piece(const struct tly_stretch *s, const struct placed *placed,
+                                              uint32_t most, int active, struct walk *w)
 {
-    uint64_t count = 0, at = 0;
+    struct tly_cut_piece p = {.place = w->at, .length = tly_plan_part(s, w->at, most, active)};
+    if (placed->ranges) {
+        const struct tally_range *r = &placed->ranges->list[w->range];
+        uint64_t left = r->count * placed->element - w->inside;
+        p.place = r->begin * placed->element + w->inside;
+        w->inside += p.length;
+        if (p.length >= left) {
+            p.length = (uint32_t)left;
+            w->range++;
+            w->inside = 0;
+        }
+    }
+    w->at += p.length;
+    return p;
+}
+
+/* Cut a tensor into parts and deal them.  -ENOMEM. */
+static int tensor_make_cut(tally_comm *c, const struct tly_stretch *s, const struct placed *placed,
+                           const struct tly_epoch *e, const struct dealt *d, struct tly_cut *out)
+{
+    uint64_t count = 0;
+    struct walk w = {0};
     do {
-        at += tly_plan_part(s, at, e->part_bytes, d->active);
+        tensor_next_piece(s, placed, e->part_bytes, d->active, &w);
         count++;
-    } while (at < s->bytes);
+    } while (w.at < s->bytes);
     struct tly_cut_piece *pieces = malloc(count * sizeof *pieces);
     if (!pieces)
         return -ENOMEM;
-    at = 0;
+    w = (struct walk){0};
     for (uint64_t i = 0; i < count; i++) {
-        uint32_t length = tly_plan_part(s, at, e->part_bytes, d->active);
-        pieces[i] =
-            (struct tly_cut_piece){length, (uint16_t)tly_dealer_next(i ? d->others : d->home, length)};
-        at += length;
+        pieces[i] = tensor_next_piece(s, placed, e->part_bytes, d->active, &w);
+        pieces[i].owner = (uint16_t)tly_dealer_next(i ? d->others : d->home, pieces[i].length);
     }
     free(out->pieces);
     *out = (struct tly_cut){.bytes = s->bytes,
@@ -74,6 +106,7 @@ static int tensor_deal_plan(tally_comm *c, const struct tly_list_plan *plan, str
     struct dealt dealt = {&d, &d, e->sharing};
     struct tly_stretch s = {0};
     struct tly_cut elsewhere = {0};
+    struct placed whole = {0};
     int err = 0;
     for (size_t i = 0; i < plan->count; i++)
         s.behind += plan->item[i].bytes;
@@ -84,7 +117,8 @@ static int tensor_deal_plan(tally_comm *c, const struct tly_list_plan *plan, str
     for (size_t i = 0; i < plan->count && !err; i++) {
         const struct tly_list_item *p = &plan->item[i];
         s.behind -= s.bytes = p->bytes;
-        err = tensor_make_cut(c, &s, e, &dealt, p->tensor->plan_list == plan ? &p->tensor->plan : &elsewhere);
+        err = tensor_make_cut(c, &s, &whole, e, &dealt,
+                              p->tensor->plan_list == plan ? &p->tensor->plan : &elsewhere);
         s.before += p->bytes;
     }
     free(elsewhere.pieces);
@@ -146,15 +180,19 @@ const struct tly_cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, u
         return NULL;
     if (t->plan_list && t->plan.bytes == bytes)
         return &t->plan;
-    if (t->cut.pieces && t->cut.bytes == bytes && t->cut.epoch == e->number && t->cut.root == root)
+    uint64_t digest = tly_spec_digest(&op->spec);
+    if (t->cut.pieces && t->cut.bytes == bytes && t->cut.digest == digest && t->cut.epoch == e->number &&
+        t->cut.root == root)
         return &t->cut;
     struct tly_dealer d, others;
     struct dealt dealt = {&d, root ? &others : &d, e->sharing};
     struct tly_stretch alone = {.bytes = bytes};
+    struct placed placed = {bytes ? tly_spec_ranges(op) : NULL, tly_reduce_element_size(op->dtype)};
     tly_dealer_init_at(&d, e->services, e->weight, t->key);
     if ((root && tensor_plan_for_root(c, op, &dealt) != 0) ||
-        tensor_make_cut(c, &alone, e, &dealt, &t->cut) != 0)
+        tensor_make_cut(c, &alone, &placed, e, &dealt, &t->cut) != 0)
         return NULL;
+    t->cut.digest = digest;
     t->cut.root = root;
     if (t->plan_list)
         t->cut.pieces[0].owner = t->plan.pieces[0].owner;

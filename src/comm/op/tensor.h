@@ -39,9 +39,11 @@ struct tly_tensor {
     size_t item;                     /* its place in that */
     int32_t priority;                /* of its last operation; the loop's */
     struct tly_cut {
-        uint64_t bytes; /* size, epoch and root (one more; 0: it has none) for which it was made */
+        uint64_t bytes,
+            digest; /* size, ranges, epoch and root (one more; 0: it has none) for which it was made */
         uint32_t epoch, root;
         struct tly_cut_piece {
+            uint64_t place; /* in the caller's buffer */
             uint32_t length;
             uint16_t owner; /* service */
         } * pieces;         /* owned */

@@ -59,7 +59,8 @@ void tly_comm_describe_local(struct tally_op *op)
     l->prescale = tly_spec_prescale(&op->spec);
     l->postscale = tly_spec_postscale(&op->spec);
     l->count = op->count;
-    l->bytes = op->bytes;
+    l->bytes = tly_spec_span(op);
+    l->ranges = tly_spec_ranges(op);
     l->input = op->input;
     l->output = op->output;
     l->first_dim = tly_spec_first_dim(&op->spec);

@@ -61,15 +61,14 @@ int tly_parts_roll_call(tally_comm *c, struct tally_op *op)
 
 static int whole_parts(tally_comm *c, struct tally_op *op, const struct tly_cut *cut)
 {
-    uint64_t place = 0;
     int err = parts_of_cut(c, op, cut, cut->count);
     for (uint32_t i = 0; i < cut->count && !err; i++) {
         struct tly_part *p = &op->parts[i];
+        uint64_t place = cut->pieces[i].place;
         p->place = place;
         p->length = p->result_length = cut->pieces[i].length;
         p->input = op->input ? op->input + place : &nothing;
         p->landing = op->output + place;
-        place += p->length;
     }
     return err;
 }

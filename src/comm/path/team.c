@@ -174,11 +174,11 @@ static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_c
                                      .dtype = op->dtype};
     bool backwards = tly_tensor_line_up(op);
     op->shared.op.priority = op->urgency; /* the engine sums in the order in which the network sends */
-    uint64_t place = 0;
     /* Who carries what is the same on all ranks; in which order each sends it need not be. */
     for (uint32_t i = 0; i < cut->count; i++) {
         struct tly_part *p = &op->parts[i + 1];
         uint16_t dealt = cut->pieces[i].owner;
+        uint64_t place = cut->pieces[i].place;
         uint32_t length = cut->pieces[i].length;
         const struct tally_group *g = c->teams.carry[(turn[dealt]++ + dealt) % (unsigned)c->teams.lists];
         *p = (struct tly_part){.op = op,
@@ -211,7 +211,6 @@ static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_c
         }
         p->input = op->input + place;
         p->landing = op->output + place;
-        place += length;
     }
     free(turn);
     op->shared.op.parts = cut->count;
@@ -232,8 +231,8 @@ static int team_stage_ready(tally_comm *c, struct tly_part *p)
     struct tally_op *op = p->op;
     if (p->index > 0)
         return 0;
-    op->shared.op.input = op->parts[1].input;
-    op->shared.op.output = op->parts[1].landing;
+    op->shared.op.input = op->parts[1].input - op->parts[1].place;
+    op->shared.op.output = op->parts[1].landing - op->parts[1].place;
     op->shared.entered = true;
     tly_local_enter(op->shared.engine, &op->shared.op);
     return 1;

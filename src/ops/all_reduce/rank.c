@@ -1,8 +1,11 @@
-/* rank.c - sums, at a rank: all-reduce, reduce, reduce-scatter.
+/* rank.c - sums, at a rank: all-reduce, also of ranges of a buffer, reduce, reduce-scatter.
  *
  * A rank that pushes and does not want the result says so (TLY_QUIET), and its answer is empty: in a reduce, and in a
  * reduce-scatter for the parts that belong to another rank. */
+#include <errno.h>
 #include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "comm/comm.h"
 #include "comm/op/group.h"
@@ -30,6 +33,48 @@ const struct tly_call tly_call_push_pull = {
     .reduces = true,
     .shaped = true,
     .moves = true};
+
+/* --- of ranges ------------------------------------------------------------------------------------ */
+
+/* The operation's own state is a copy of the caller's list. */
+static int ranges_furnish(tally_comm *c, struct tally_op *op, const struct tly_request *r)
+{
+    struct tly_ranges *own = tly_op_own(op);
+    size_t bytes = r->ranges.count * sizeof *own->list;
+    if (!bytes)
+        return 0;
+    own->list = malloc(bytes);
+    if (!own->list)
+        return -ENOMEM;
+    memcpy(own->list, r->ranges.list, bytes);
+    own->count = r->ranges.count;
+    return 0;
+}
+
+static void ranges_release(struct tally_op *op)
+{
+    struct tly_ranges *own = tly_op_own(op);
+    free(own->list);
+}
+
+static const struct tly_ranges *ranges_of(const struct tally_op *op)
+{
+    return tly_op_own(op);
+}
+
+/* A team's way in shared memory is all that it has there: it is no collective of one machine's ranks. */
+const struct tly_call tly_call_push_pullv = {
+    .local = &sum_local,
+    .furnish = ranges_furnish,
+    .release = ranges_release,
+    .ranges = ranges_of,
+    .cut = tly_parts_whole,
+    .own_bytes = sizeof(struct tly_ranges),
+    .function = "tally_push_pullv",
+    .reduces = true,
+    .moves = true};
+
+/* --- to one rank, or a piece to each ------------------------------------------------------------- */
 
 /* Only the root wants the result. */
 static unsigned reduce_needs(const tally_comm *c, const struct tly_request *r)
