@@ -7,7 +7,8 @@
  *             non-temporal stores, each without prefetching, with it line by line, and by blocks as Tally does
  *   pairwise  the first input copied, each further one added to it as it arrives, as BytePS's server does,
  *             with the same kernels
- *   mpi       the same with OpenMPI's MPI_Reduce_local (where libmpi is installed)
+ *   norms     of two inputs of float32: their sum, and the L1 norm of each 32,768 elements of it (tly_reduce_add_norms)
+ *   mpi       as pairwise, with OpenMPI's MPI_Reduce_local (where libmpi is installed)
  * Threads split the elements evenly.  Prints one JSON object a row; reduce.py beside this file
  * makes the table.
  *
@@ -67,6 +68,17 @@ static void run_pairwise(const struct job *j)
         const void *pair[] = {j->out, j->in[i]};
         tly_reduce(&j->r, 2, pair, j->out, j->bytes / tly_reduce_element_size(j->r.dtype));
     }
+}
+
+static void run_norms(const struct job *j)
+{
+    enum { CHUNK = 32768, MOST_CHUNKS = 1 << 16 };
+    static __thread float norms[MOST_CHUNKS];
+    size_t count = j->bytes / sizeof(float);
+    if (count / CHUNK >= MOST_CHUNKS)
+        exit((fprintf(stderr, "bench_reduce: too large for norms: %zu bytes\n", j->bytes), 2));
+    tly_reduce_add_norms((const float *)j->in[0], (const float *)j->in[1], (float *)j->out, count, CHUNK,
+                         norms);
 }
 
 static int (*mpi_reduce_local)(const void *, void *, int, void *, void *);
@@ -200,7 +212,7 @@ RUN_LIMIT(true, LINES)
 RUN_LIMIT(true, BLOCKS)
 
 /* The limit is the fastest of its ways. */
-enum { TALLY, LIMIT_FIRST, LIMIT_LAST = LIMIT_FIRST + 5, PAIRWISE, MPI, METHODS };
+enum { TALLY, LIMIT_FIRST, LIMIT_LAST = LIMIT_FIRST + 5, PAIRWISE, MPI, NORMS, METHODS };
 
 static const struct {
     const char *name;
@@ -215,10 +227,13 @@ static const struct {
     {"limit", run_limit_true_BLOCKS},
     {"pairwise", run_pairwise},
     {"mpi", run_mpi},
+    {"norms", run_norms},
 };
 
 static bool can_run(int m, const struct job *j)
 {
+    if (m == NORMS)
+        return j->n == 2 && j->r.dtype == TALLY_FLOAT32;
     return m != MPI || (mpi_reduce_local && mpi_type(j->r.dtype));
 }
 

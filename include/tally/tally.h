@@ -122,6 +122,13 @@ TALLY_API void tally_log_redirect(tally_log_sink *sink, void *user);
  * spaces calls without a name have torch's names. */
 TALLY_API void tally_name_calls(uint32_t space, const char *const *names);
 
+/* sum[i] = a[i] + b[i] for i < count float32 elements, and norms[k] = the L1 norm of the sum's k-th chunk of `chunk` elements;
+ * the last chunk may have fewer.  norms has room for count / chunk, rounded up.  sum may equal a or b.  The same bits on
+ * every machine; a NaN is stored as the canonical one.  In the calling thread, at the speed of its memory.  -EINVAL: chunk
+ * is 0, or a pointer is NULL. */
+TALLY_API int tally_add_norms(const float *a, const float *b, float *sum, size_t count, size_t chunk,
+                              float *norms);
+
 /* Bytes of one element of `dtype`, or 0 if there is no such type. */
 TALLY_API size_t tally_dtype_size(enum tally_dtype dtype);
 

@@ -64,6 +64,7 @@ static void reduce_mode_restore(float_mode saved)
 struct variant {
     const char *name;
     tly_fold_fn *fold;
+    tly_norm_fn *norm;
 };
 
 static bool reduce_cpu_any(void)
@@ -90,12 +91,12 @@ static const struct {
 } variants[] = {
 /* the best first */
 #if defined __x86_64__
-    {{"avx512", tly_fold_avx512}, reduce_cpu_avx512},
-    {{"avx2", tly_fold_avx2}, reduce_cpu_avx2},
+    {{"avx512", tly_fold_avx512, tly_norm_avx512}, reduce_cpu_avx512},
+    {{"avx2", tly_fold_avx2, tly_norm_avx2}, reduce_cpu_avx2},
 #elif defined __aarch64__
-    {{"neon", tly_fold_neon}, reduce_cpu_any},
+    {{"neon", tly_fold_neon, tly_norm_neon}, reduce_cpu_any},
 #endif
-    {{"scalar", tly_fold_scalar}, reduce_cpu_any},
+    {{"scalar", tly_fold_scalar, tly_norm_scalar}, reduce_cpu_any},
 };
 
 /* Chosen at the first call; it points at constant data, so relaxed order is enough. */
@@ -414,5 +415,35 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
     t.leaf_rows = leaf_rows;
     t.row_bytes = group.row_bytes = t.row_bytes < group.row_bytes ? t.row_bytes : group.row_bytes;
     reduce_blocks(&t, output, count);
+    reduce_mode_restore(saved);
+}
+
+/* --- sums with norms ---------------------------------------------------------------------------------- */
+
+/* Of one chunk.  Zeros behind its end change no lane. */
+static float reduce_norm(const float *a, const float *b, float *sum, size_t count)
+{
+    float lanes[TLY_NORM_LANES] = {0}, row[3][TLY_NORM_LANES] = {0};
+    size_t whole = count / TLY_NORM_LANES * TLY_NORM_LANES, left = (count - whole) * sizeof *a;
+    tly_norm_fn *norm = reduce_variant()->norm;
+    norm(a, b, sum, whole, lanes);
+    if (left) {
+        memcpy(row[0], a + whole, left);
+        memcpy(row[1], b + whole, left);
+        norm(row[0], row[1], row[2], TLY_NORM_LANES, lanes);
+        memcpy(sum + whole, row[2], left);
+    }
+    for (int width = TLY_NORM_LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++)
+            lanes[i] += lanes[i + width];
+    return lanes[0] == lanes[0] ? lanes[0] : NAN;
+}
+
+void tly_reduce_add_norms(const float *a, const float *b, float *sum, size_t count, size_t chunk,
+                          float *norms)
+{
+    float_mode saved = reduce_mode_default();
+    for (size_t at = 0; at < count; at += chunk)
+        *norms++ = reduce_norm(a + at, b + at, sum + at, count - at < chunk ? count - at : chunk);
     reduce_mode_restore(saved);
 }

@@ -77,6 +77,15 @@ void tly_reduce(const struct tly_reduction *r, int n, const void *const input[],
 void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int group_size[],
                         const void *const input[], void *output, size_t count);
 
+/* sum[i] = a[i] + b[i] for i < count, and norms[k] = the L1 norm of the sum's chunk k: of its elements k * chunk to
+ * (k + 1) * chunk - 1, of which the last chunk may have fewer.  One pass over the memory.  sum may equal a or b, or is apart from
+ * both; any alignment.  chunk > 0.
+ *
+ * The order is part of the contract: lane j of 64 adds |sum[i]| of the chunk's elements j, j + 64, ... in turn; then lane
+ * j < w adds lane j + w, for w = 32, 16, ... 1. */
+void tly_reduce_add_norms(const float *a, const float *b, float *sum, size_t count, size_t chunk,
+                          float *norms);
+
 /* The name of the variant in use ("scalar", "avx2", "avx512", "neon"), by default the CPU's best, and its
  * choice for tests (NULL: the best): 0 or -ENOTSUP where the CPU or the build lacks it. */
 const char *tly_reduce_variant(void);
