@@ -48,7 +48,7 @@ const struct tly_param_rule *tly_param_rule_of(const struct tly_param_row *row);
 const char *tly_param_size_text(uint64_t bytes, char buf[32]);
 /* A number of this type as people write it. */
 const char *tly_param_number_text(enum tly_param_type type, double x, char buf[32]);
-/* What is valid for a row, such as "4K to 64M, a multiple of 64". */
+/* The values that a row allows, such as "4K to 64M, a multiple of 64". */
 const char *tly_param_valid_text(const struct tly_param_row *row, char *buf, size_t len);
 /* The value as it may be read back, "" for an unset text. */
 void tly_param_value_text(const struct tly_params *p, const struct tly_param_row *row, char *buf, size_t len);

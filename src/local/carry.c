@@ -84,7 +84,7 @@ void tly_local_blocked(struct tly_local *l, bool blocked)
         tly_local_call_own(l);
 }
 
-/* What has no room in our ring is the user's again, and a mark waits for room in its place. */
+/* An operation without room in our ring goes back to its user, and a mark waits for room in its place. */
 static void carry_leave_mark(struct tly_local *l, const struct tly_local_op *op)
 {
     struct tly_local_op *mark = malloc(sizeof *mark);

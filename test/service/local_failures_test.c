@@ -541,7 +541,7 @@ static void *sum_and_receive(void *arg)
     _exit(0);
 }
 
-/* Of a process without its main thread the kernel shows no memory, though it lives. */
+/* The kernel shows no memory of a process whose main thread has ended, though the process lives. */
 static int main_thread_ends(int rank, void *arg)
 {
     tally_comm *c = job_open();

@@ -250,7 +250,7 @@ static void test_a_rank_dies_when_the_split_has_changed(void **state)
     rank_dies(COMMITTED);
 }
 
-/* Who holds the job up is said, whether or not the split follows, and by all members alike. */
+/* All members name the same holder, whether or not the split follows. */
 static void test_a_split_that_stays(void **state)
 {
     report_until(&x.member[0].judged, 1, SLOW);

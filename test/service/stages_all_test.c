@@ -444,7 +444,7 @@ static void test_dies(void **state)
     }
 }
 
-/* Whoever is late is named, also by a rank whose stage has done its work. */
+/* A rank whose stage has done its work names the late rank, too. */
 static int is_late(int rank, void *arg)
 {
     struct board *b = arg;

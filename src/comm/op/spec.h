@@ -40,7 +40,7 @@ static inline uint64_t tly_spec_hash(const struct tly_spec *s)
     return s->hash;
 }
 
-/* Of a list that ranks compare beside the tensor; or 0. */
+/* The digest of a list that ranks compare beside the tensor; or 0. */
 static inline uint64_t tly_spec_digest(const struct tly_spec *s)
 {
     return s->digest;
