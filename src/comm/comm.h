@@ -27,6 +27,7 @@
  *   path/parts.c, op/op.c                   parts, as operations' rooms need them; an operation's life in the loop
  *   path/keep.c, path/doubt.c, path/peer.c  results that not all ranks have; parts whose service is gone; a connection to
  *                                           a service
+ *   elements.c                              sizes and norms, without a communicator
  *   options.c, listen.c, abort.c            options of other versions; the coordinator's socket; a rank that leaves
  *   submit.c, calls.c, op/joining.c         from a request to the loop; the calls of tally.h; tally_join
  *   epoch/follow.c, path/engine.c           changes of epoch; what shared memory calls

@@ -15,7 +15,6 @@
 #include "comm/path/peer.h"
 #include "membership/roster.h"
 #include "membership/status.h"
-#include "reduce/reduce.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
 #include "wire/hello.h"
@@ -129,20 +128,5 @@ int tally_comm_report(tally_comm *c, int timeout_ms, char **json)
         return err;
     }
     *json = text;
-    return 0;
-}
-
-size_t tally_dtype_size(enum tally_dtype dtype)
-{
-    return tly_reduce_element_size((int)dtype);
-}
-
-int tally_add_norms(const float *a, const float *b, float *sum, size_t count, size_t chunk, float *norms)
-{
-    if (!chunk)
-        return tly_fail(EINVAL, "chunk is 0: pass the elements of a chunk");
-    if (count && (!a || !b || !sum || !norms))
-        return tly_fail(EINVAL, "a NULL pointer for %zu elements: pass the address of their memory", count);
-    tly_reduce_add_norms(a, b, sum, count, chunk, norms);
     return 0;
 }
