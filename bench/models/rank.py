@@ -384,6 +384,7 @@ def main():
     else:
         import tally.torch as hvd
 
+        from tally import _calls, _job, _operations
         from tally.torch.calls import reduce
 
         hvd.init()
