@@ -1,7 +1,7 @@
 """The C library for ctypes: found, loaded and described.  Everything else in the package calls it through this module.
 
 There are two views of one library.  `lib` (PyDLL) keeps the GIL, for short calls that never block.  `blocking` (CDLL)
-releases it, for calls that wait.  Argument types are set once, here, so that a call costs only the conversion of its
+releases it, for calls that wait or work for long.  Argument types are set once, here, so that a call costs only the conversion of its
 arguments.
 
 SPDX-License-Identifier: Apache-2.0
@@ -17,6 +17,7 @@ DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "in
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 PUSH_PULL, BROADCAST, ALLGATHER, BARRIER = 1, 2, 3, 4
 REDUCE, REDUCE_SCATTER, ALLTOALL, GATHER, SCATTER = 5, 6, 7, 8, 9
+PUSH_PULLV = 13
 EVENT_OP, EVENT_LOG, EVENT_CLOSE, EVENT_LOG_END = 1, 2, 3, 4
 LOG_ERROR, LOG_WARNING, LOG_INFO, LOG_DEBUG = 1, 2, 3, 4
 
@@ -38,6 +39,15 @@ class Options(Structure):
         ("note", c_char_p),
         ("partial", c_uint32),
         ("unused", c_uint32),
+    ]
+
+
+class Range(Structure):
+    """struct tally_range."""
+
+    _fields_ = [
+        ("begin", c_uint64),
+        ("count", c_uint64),
     ]
 
 
@@ -98,7 +108,7 @@ _shared = {
     "tally_name_calls": (None, c_uint32, POINTER(c_char_p)),
     "tally_group_create": (c_int, c_void_p, c_char_p, POINTER(c_int), c_size_t, POINTER(c_void_p)),
     "tally_push_pull": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
-    "tally_push_pullv": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p,
+    "tally_push_pullv": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, POINTER(Range), c_size_t, c_int, c_int, c_void_p,
                          c_void_p),
     "tally_broadcast": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
     "tally_allgather": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
@@ -137,6 +147,7 @@ _waiting = {
     "tally_comm_report": (c_int, c_void_p, c_int, POINTER(c_void_p)),
     "tally_plan": (c_int, c_void_p, c_uint32, c_size_t, POINTER(c_char_p), POINTER(c_uint64)),
     "tally_op_wait": (c_int, c_void_p, c_int),
+    "tally_add_norms": (c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_size_t, c_void_p),
 }
 # The end of what has ended is taken without giving up the GIL, which another thread may keep for a while.
 _shared["tally_op_wait"] = _waiting["tally_op_wait"]

@@ -18,8 +18,8 @@ from . import _leaving, _lib, _where
 from ._calls import USER, Call, encode, options_of, refuse
 from ._errors import Error, NotInitializedError, again, explain, failed
 from ._job import after_shutdown, group_ranks, own, unusable
-from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, REDUCE, REDUCE_SCATTER, SCATTER, blocking,
-                   lib)
+from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, PUSH_PULLV, REDUCE, REDUCE_SCATTER, SCATTER,
+                   Range, blocking, lib)
 from ._waits import SLICE_MS
 
 _orphans = []  # (operation, *what it uses) of handles dropped in flight
@@ -278,6 +278,22 @@ def push_pull(call, source, target, count, dtype, shape, keep=None, result=None,
     if then is not None:
         events.expect(op.value, then, operation)
     return operation
+
+
+def push_pullv(call, source, target, ranges, dtype, keep=None, result=None):
+    """Submit one reduction of several ranges of a buffer.  Element 0 is at address `source`, and of the result at `target` (the
+    same: in place).  ranges: (first element, count) pairs in ascending order; each begins at a multiple of 64 bytes."""
+    array = (Range * len(ranges))(*ranges)  # the library copies it
+    return _submit(PUSH_PULLV, lib.tally_push_pullv, call, (), keep, result, encode(call.name), source, target, array,
+                   len(array), dtype, call.reduction, elements=sum(r.count for r in array))
+
+
+def add_norms(a, b, sum, count, chunk, norms):
+    """Add `count` float32 elements at addresses `a` and `b` into `sum`, which may be either of them.  At `norms` comes the L1
+    norm of each `chunk` elements of the sum.  In this thread, while other Python threads run."""
+    status = blocking.tally_add_norms(a, b, sum, count, chunk, norms)
+    if status < 0:
+        raise ValueError(_lib.error())
 
 
 def broadcast(call, buffer, count, dtype, root, shape, keep=None, result=None):
