@@ -57,10 +57,6 @@ def bad_ranges():
             fails(ValueError, lambda: submit(x, x, ranges), *words)
         else:
             fails(RuntimeError, submit(x, x, [(0, 8)]).wait, "rank 1", *words)
-    if rank == 1:
-        fails(TypeError, lambda: submit(x, x, [(0, 8), 16]))
-    else:
-        fails(RuntimeError, submit(x, x, [(0, 8)]).wait, "rank 1")
     # Unlike lists: every rank names both.
     operation = submit(x, x, [(0, 32), (64, 32)] if rank != 2 else [(0, 32), (80, 32)])
     fails(RuntimeError, operation.wait, "'ranges': the ranks disagree", "0-31, 64-95", " 80-111 on rank 2")
