@@ -74,11 +74,12 @@ def same(a, b):
     return sum(reference.same(x, y) for x, y in zip(a, b)) == 0
 
 
-def distributed(model, cross=True, kind=None, **options):
+def distributed(model, cross=True, kind=None, lazy=0, **options):
+    """lazy: 0, so that each parameter has an update of its own; test_lazy.py has ranges of several."""
     import torch
     t = hvd()
     plain = kind(model.parameters()) if kind else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return t.DistributedOptimizer(plain, model.named_parameters(), cross_barrier=cross, **options)
+    return t.DistributedOptimizer(plain, model.named_parameters(), cross_barrier=cross, lazy=lazy, **options)
 
 
 def due():
@@ -241,7 +242,7 @@ def originals():
         plain = torch.optim.Adam(model.parameters(), lr=0.01)
         groups = plain.param_groups[0]
         scheduler = torch.optim.lr_scheduler.StepLR(plain, 1, 0.9)
-        optimizer = hvd().DistributedOptimizer(plain, model.named_parameters(), cross_barrier=cross)
+        optimizer = hvd().DistributedOptimizer(plain, model.named_parameters(), cross_barrier=cross, lazy=0)
         seen = []
         for step in range(3):
             optimizer.zero_grad()

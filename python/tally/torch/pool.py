@@ -1,8 +1,9 @@
-"""Tensors in memory that the ranks of a machine share: they are reduced without a copy.
+"""Tensors in memory that the ranks of a machine share: they are reduced without a copy.  Places of gradients side by side.
 
 SPDX-License-Identifier: Apache-2.0
 """
 
+import mmap
 import sys
 
 import torch
@@ -40,55 +41,118 @@ def _alone():
 _ALONE = _alone()
 
 
-class Places:
-    """The places of some parameters' gradients in the pool.
+def offsets(lengths):
+    """Where things of these bytes lie side by side, each at a multiple of 64, and the bytes of all of them."""
+    begins, end = [], 0
+    for length in lengths:
+        begins.append(end)
+        end += -(-length // _BEGIN) * _BEGIN
+    return begins, end
 
-    A gradient that backward has made elsewhere is copied to its place, which then is the parameter's `grad`, as with
-    DistributedDataParallel's gradient_as_bucket_view.  It stays there as long as gradients are set to zero.  If they
-    are set to None, each backward's gradient is copied, while the cache still holds it.  These gradients stay where
-    they are: sparse, not contiguous, on a device, with a graph of their own, of a parameter whose shape has changed, or
-    without memory for them.
+
+def bytes_of(tensor):
+    return tensor.numel() * tensor.element_size()
+
+
+def fits(tensor):
+    """Whether a tensor is a plain stretch of host memory."""
+    return tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous() and tensor.numel() > 0
+
+
+class Places:
+    """The places of some parameters' gradients, in one stretch of memory.
+
+    units: lists of parameters.  They lie in this order, and the parameters of a list, which are of one type, side by side,
+        with zeros between them.  Memory: the pool that the ranks of a machine share; where there is none or no room in it,
+        ordinary memory if `ordinary`, else gradients stay where they are.
+
+    Autograd cannot write to a place.  So a gradient that backward has made elsewhere is copied to its place, which then is
+    the parameter's `grad`, as with DistributedDataParallel's gradient_as_bucket_view.  It stays there as long as gradients
+    are set to zero.  If they are set to None, each backward's gradient is copied, while the cache still holds it.  These
+    gradients stay where they are: sparse, not contiguous, on a device, with a graph of their own, or of a parameter whose
+    shape or type has changed.
     """
 
-    def __init__(self, parameters):
-        self._parameters = list(parameters)
+    def __init__(self, units, ordinary=False):
+        self._units = [list(unit) for unit in units]
+        self._number = {id(p): number for number, unit in enumerate(self._units) for p in unit}
+        self._ordinary = ordinary
         self._at = None        # id(parameter) -> its place; made with the first gradient
+        self._wholes = {}      # number of a unit -> all its places and what is between them, as one tensor
         self._generation = 0   # of the communicator whose pool they are in
 
-    def _make(self):
-        """One stretch of memory for all, in the order of `parameters`."""
-        self._generation, self._at = _job.generation(), {}
-        if not _memory.has_pool():
-            return
-        begins, length = {}, 0
-        for p in self._parameters:
-            if p.is_cpu and p.layout is torch.strided and p.is_contiguous() and p.numel():
-                begins[id(p)] = length, p
-                length += -(-p.numel() * p.element_size() // _BEGIN) * _BEGIN
-        try:
-            memory = _memory.alloc(length) if length else None
-        except MemoryError:  # then the gradients stay where they are
-            return
-        for number, (begin, p) in begins.items():
-            self._at[number] = torch.frombuffer(memory, dtype=p.dtype, count=p.numel(), offset=begin).view(p.shape)
+    def _allocate(self, length):
+        """Zeros, as a buffer, or None."""
+        if length and _memory.has_pool():
+            try:
+                return _memory.alloc(length)
+            except MemoryError:
+                pass
+        if length and self._ordinary:
+            return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return None
 
-    def place(self, p):
-        """Move p.grad to its place, if possible."""
+    def _make(self):
+        self._generation, self._at, self._wholes = _job.generation(), {}, {}
+        fitting = [number for number, unit in enumerate(self._units) if all(map(fits, unit))]
+        begins, length = offsets([offsets(map(bytes_of, self._units[number]))[1] for number in fitting])
+        memory = self._allocate(length)
+        if memory is not None:
+            for number, begin in zip(fitting, begins):
+                self._lay(number, self._units[number], memory, begin)
+
+    def _lay(self, number, like, memory, begin):
+        """The places of a unit, of types and shapes like these tensors', are there from now on."""
+        begins, length = offsets(map(bytes_of, like))
+        for p, one, offset in zip(self._units[number], like, begins):
+            # A tensor of its own, not a view: each place counts its versions by itself.
+            self._at[id(p)] = torch.frombuffer(memory, dtype=one.dtype, count=one.numel(), offset=begin + offset).view(one.shape)
+        self._wholes[number] = torch.frombuffer(memory, dtype=one.dtype, count=length // one.element_size(), offset=begin)
+
+    def _move(self, number):
+        """Give a unit other memory: code has kept an earlier gradient, which stays as it is.  Returns whether there is some."""
+        unit, whole = self._units[number], self._wholes[number]
+        memory = self._allocate(bytes_of(whole))
+        if memory is None:
+            return False
+        before = [self._at[id(p)] for p in unit]
+        self._lay(number, before, memory, 0)
+        self._wholes[number].copy_(whole)
+        for p, place in zip(unit, before):
+            if p.grad is place:
+                p.grad = self._at[id(p)]
+        return True
+
+    def _there(self):
+        """id(parameter) -> its place, in this communicator."""
         if self._at is None or self._generation != _job.generation():
             self._make()
-        place, gradient = self._at.get(id(p)), p.grad
+        return self._at
+
+    def at(self, p):
+        """p's place, or None."""
+        return self._there().get(id(p))
+
+    def whole(self, p):
+        """The places of p's unit and what is between them, as one tensor; p has a place."""
+        return self._wholes[self._number[id(p)]]
+
+    def place(self, p):
+        """Move p.grad to its place, if possible.  Returns whether it is there."""
+        place, gradient = self._there().get(id(p)), p.grad
         if place is None or gradient is place:
-            return
+            return place is not None
         if (gradient.layout is not torch.strided or not gradient.is_cpu or not gradient.is_contiguous()
-                or gradient.dtype != place.dtype or gradient.shape != place.shape or gradient.requires_grad
-                or gradient.data_ptr() == place.data_ptr()):
-            return
+                or gradient.dtype != place.dtype or gradient.shape != place.shape or gradient.requires_grad):
+            return False
+        if gradient.data_ptr() == place.data_ptr():
+            return True
         if sys.getrefcount(place) > _ALONE:
-            # Somebody has kept an earlier gradient: it stays theirs, as it is.
-            try:
-                place = self._at[id(p)] = alloc(p.shape, dtype=p.dtype)
-            except MemoryError:
-                return
+            del place
+            if not self._move(self._number[id(p)]):
+                return False
+            place = self._at[id(p)]
         with torch.no_grad():
             place.copy_(gradient)
         p.grad = place
+        return True

@@ -54,12 +54,17 @@ class Reduction:
 
     handle: done() and wait(), whose result is the gradient if it is sparse; None: they are reduced.
     pairs: parameters and their gradients, which nobody else may write to.
-    written: a tensor whose version tells if somebody has; version: the one that it had, or None if it tells nothing."""
+    versions: (tensor, the version that it had; None if that tells nothing), which tell if somebody has: a pair's gradients, or
+        the tensor that they are all in."""
 
-    __slots__ = ("handle", "pairs", "written", "version")
+    __slots__ = ("handle", "pairs", "_versions")
 
-    def __init__(self, handle, pairs, written=None, version=None):
-        self.handle, self.pairs, self.written, self.version = handle, pairs, written, version
+    def __init__(self, handle, pairs, versions=()):
+        self.handle, self.pairs, self._versions = handle, pairs, versions
+
+    def written(self):
+        """The places, in `versions`, of tensors that somebody has written to."""
+        return [i for i, (tensor, version) in enumerate(self._versions) if version is not None and tensor._version != version]
 
     def done(self):
         return self.handle is None or self.handle.done()
@@ -268,8 +273,9 @@ class Barrier:
                     continue
             try:
                 reduction.wait(end)
-                if reduction.version is not None and reduction.written._version != reduction.version:
-                    raise self._written(reduction)
+                written = reduction.written()
+                if written:
+                    raise self._written(reduction, written[0])
                 ready.append(reduction)
             except Exception as error:  # also of a user's compression, or of a sparse gradient
                 if _where.is_handlers(error):
@@ -280,10 +286,10 @@ class Barrier:
         finally:
             del failure  # an exception keeps this frame: no cycle
 
-    def _written(self, reduction):
+    def _written(self, reduction, place):
         return _errors.Error("the gradient of %s was changed while it was reduced, after step(); call synchronize() before "
                            "what changes gradients"
-                           % (self.name_of(reduction.pairs[0][0]) if reduction.pairs else "a bucket"), errno.EINVAL)
+                           % (self.name_of(reduction.pairs[place][0]) if reduction.pairs else "a bucket"), errno.EINVAL)
 
     def _forget(self, reductions):
         for reduction in reductions:

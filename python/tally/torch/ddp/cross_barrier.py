@@ -226,7 +226,7 @@ class CrossBarrier(Deferring):
             for number in of:
                 gates.flying.pop(number, None)
             # Buckets of the first layers, which the next forward needs first, are the last ones.
-            reductions = [Reduction(flight.operation, pairs[flight], flight.buffer, flight.version)
+            reductions = [Reduction(flight.operation, pairs[flight], [(flight.buffer, flight.version)])
                           for flight in reversed(flights)]
             self._barrier.defer(self, [Reduction(None, landed)] * bool(landed) + reductions)
 

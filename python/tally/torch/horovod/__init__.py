@@ -5,6 +5,7 @@
     functions.py       objects, parameters and states; comparisons of what the ranks mean
     optimizer.py       DistributedOptimizer
     order.py           its priorities
+    lazy.py            its operations: ranges of small gradients
     cross_barrier.py   its updates behind step()
     sparse.py          sparse gradients
     uneven.py          join()

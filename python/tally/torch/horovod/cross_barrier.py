@@ -85,6 +85,11 @@ class CrossBarrier(Deferring, _Distributed):
             return "a GradScaler looks at all gradients before step()"
         if self._synchronized or not self._should_synchronize:
             return "all gradients were waited for before step(), such as for clipping by norm"
+        if self._layout.frozen():
+            return "parameters are frozen that share a range with others (lazy=)"
+        self._compare_frozen()  # which hears the last step's
+        if self._layout.is_due(self._order):
+            return ""
         return self._barrier.reason(self)
 
     def step(self, closure=None):
@@ -124,8 +129,9 @@ class CrossBarrier(Deferring, _Distributed):
         self._compare_frozen()
         for slot in self._update:
             if slot.p.requires_grad:
-                self._refuse(slot, error)
+                self._units[slot.number].refuse(slot, error)
         self._hear_frozen()
+        self._expect_all()
         return error
 
     def _has_landed(self):
@@ -145,15 +151,16 @@ class CrossBarrier(Deferring, _Distributed):
         if failure is not None:
             super().synchronize()  # waits for the others, and raises
             raise failure
-        reductions, there = [], []
+        of, there = {}, []
         for number in self._order.order:
             slot = self._slots[number]
             p, handle = slot.p, self._handles.get(slot)
             if handle is not None:
-                gradient, version = self._sent.get(slot) or (p.grad, None)
-                reductions.append(Reduction(handle, [(p, gradient)], gradient, version))
+                of.setdefault(handle, []).append((p, *(self._sent.get(slot) or (p.grad, None))))
             elif p.grad is not None:  # of what is frozen the optimizer takes the gradients that are there
                 there.append((p, p.grad))
+        reductions = [Reduction(handle, [(p, gradient) for p, gradient, _ in held],
+                                [(gradient, version) for _, gradient, version in held]) for handle, held in of.items()]
         if there:
             reductions.insert(0, Reduction(None, there))
         frozen, self._frozen = self._frozen, None

@@ -19,7 +19,7 @@ import torch
 
 from ... import _calls, _errors, _job, _where
 from ..._calls import GRADIENT, Call, Reduction
-from ..._lib import ALLGATHER, PUSH_PULL
+from ..._lib import PUSH_PULL
 from .. import device, patches
 from ..calls import reduce, reduction as reduction_of
 from ..crossing import gates
@@ -30,6 +30,7 @@ from ..crossing.groups import Shared
 from . import uneven
 from .compression import Compression
 from .functions import compare
+from .lazy import ALONE, Layout, Together
 from .ops import Average
 from .order import Order
 from .sparse import SparseReduction
@@ -53,7 +54,7 @@ def _take_number(process_set):
 class _Slot:
     """A parameter of an optimizer.  What happens once for each gradient looks here: a tensor as a key takes 1 us to find."""
 
-    __slots__ = ("p", "name", "number", "priority", "reduced", "delay", "call", "group", "empty")
+    __slots__ = ("p", "name", "number", "priority", "reduced", "delay", "call", "seen", "empty")
 
     def __init__(self, p, name, number, passes):
         self.p, self.name = p, name
@@ -62,7 +63,7 @@ class _Slot:
         self.reduced = p.requires_grad  # it has a hook
         self.delay = passes             # backward passes until its gradient is reduced
         self.call = None                # the Call that reduces it
-        self.group = None               # number of those that are submitted together
+        self.seen = False               # backward has made a gradient
         self.empty = None               # an empty gradient like its sparse ones
 
 
@@ -86,11 +87,12 @@ def _differs(p, gradient, version):
 
 
 def _explain(sentence):
-    """A sentence with the users' words for what is compared at the begin of a step."""
-    return _STEP.sub(lambda match: "the step of DistributedOptimizer%s" % (" " + match[1] if match[1] else ""), sentence)
+    """A sentence with the users' words for what ranks agree on in a step."""
+    return _STEP.sub(lambda match: "%s of DistributedOptimizer%s" % (
+        {"frozen": "the step", "layout": "the layout of gradients"}[match[2]], " " + match[1] if match[1] else ""), sentence)
 
 
-_STEP = re.compile(r"'(?:(\d+):)?/frozen'")
+_STEP = re.compile(r"'(?:(\d+):)?/(frozen|layout)'")
 _errors.explainers.append(_explain)
 
 
@@ -98,7 +100,7 @@ class _Distributed(Shared):
     """The class that DistributedOptimizer() puts before the optimizer's own class."""
 
     def _distribute(self, named_parameters, compression, backward_passes_per_step, op, predivide, groups,
-                    sparse_as_dense, process_set):
+                    sparse_as_dense, process_set, lazy):
         parameters = [(p, "group.%d.%d" % (g, i)) for g, group in enumerate(self.param_groups)
                       for i, p in enumerate(group["params"])]
         if named_parameters is not None:
@@ -130,10 +132,13 @@ class _Distributed(Shared):
         self._slots = [_Slot(p, name, number, backward_passes_per_step)
                        for number, (p, name) in enumerate(dict(parameters).items())]
         self._update = [slot for slot in self._slots if slot.reduced]
-        self._places = Places(slot.p for slot in reversed(self._update))
+        self._places = self._make_places()
         self._process_set = process_set
         self._alone = not process_set.included() or process_set.size() == 1  # as Horovod has it for a rank outside
         self.of_all = process_set.included() and process_set.group() is None
+        self._lazy = lazy
+        self._late = ()                                           # slots in ranges that start once frozen ones are compared
+        self._layout = Layout(lazy if self.of_all and not self._alone and compression is Compression.none else 0)
         self._frozen = None                                       # comparison of this step, and the generation it belongs to
         self._order = Order(len(self._slots), self._observes())
         self._handles = {}                                        # slot -> its reduction; None: not submitted yet
@@ -143,11 +148,12 @@ class _Distributed(Shared):
         self._unscaled = False                                    # a GradScaler has, behind the reduction
         self._should_synchronize = True
         self._agreed = 0                                          # generation whose plan this optimizer is in
-        self._prefix = ""
-        self._groups = list(self._split(groups))                  # lists of slots that are submitted together
-        for number, group in enumerate(self._groups):
+        self._prefix = ""                                          # of names, that keeps several optimizers apart
+        self._units = [ALONE] * len(self._slots)                  # how each slot, by its number, starts: see lazy.py
+        for group in self._split(groups):
+            together = Together(group)
             for slot in group:
-                slot.group = number
+                self._units[slot.number] = together
         if not self._alone:
             of_complex = [name for p, name in parameters if p.is_complex()]
             if of_complex:
@@ -174,6 +180,9 @@ class _Distributed(Shared):
             raise ValueError("groups must be lists of this optimizer's parameters, each in one list at most")
         return [[slots[id(p)] for p in group if slots[id(p)].reduced] for group in groups]
 
+    def _make_places(self):
+        return Places([slot.p] for slot in reversed(self._update))
+
     def _register(self, slots):
         optimizer = weakref.ref(self)
         for slot in slots:
@@ -198,6 +207,7 @@ class _Distributed(Shared):
         makes their gradients: output first."""
         number = _take_number(self._process_set)
         self._order.begin_anew(self._observes(), len(self._slots))
+        self._layout.begin_anew(self._units)
         self._prefix = "" if number == 0 else "%d:" % number
         self._agreed, group = _job.generation(), self._process_set.group()
         for slot in self._slots:
@@ -206,19 +216,28 @@ class _Distributed(Shared):
                 ["op=" + Reduction(self._op).name, "gradient_predivide_factor=%r" % self._predivide,
                  "compression=" + getattr(self._compression, "__name__", type(self._compression).__name__),
                  "backward_passes_per_step=%d" % self.backward_passes_per_step,
-                 "sparse_as_dense=%s" % bool(self._sparse_as_dense),
+                 "sparse_as_dense=%s" % bool(self._sparse_as_dense), "lazy=%s" % self._lazy,
                  *("parameter %r of shape %s, %s" % (slot.name, tuple(slot.p.shape), slot.p.dtype) for slot in self._update)],
                 self._process_set)
+        self._plan(reversed(self._update))
+
+    def _plan(self, units):
+        """Agree on the list of what is submitted in a step: gradients (slots) and ranges, in order."""
         names, sizes = [], []
-        for slot in reversed(self._update):
-            p, name = slot.p, slot.call.name
-            element = self._compression.compress(p.detach().new_empty(0))[0].element_size()
-            on = device.of(p)
-            for part, low, high in [(name, 0, p.numel())] if on is None else device.chunks(name, p.numel(), element, on):
-                names.append(part)
-                sizes.append((high - low) * element)
+        for unit in units:
+            for name, size in self._parts(unit) if isinstance(unit, _Slot) else [(unit.call.name, unit.length)]:
+                names.append(name)
+                sizes.append(size)
         if names and self.of_all:
             _job.plan(names, sizes, GRADIENT)
+
+    def _parts(self, slot):
+        """The operations of a gradient: their names and bytes."""
+        p, name = slot.p, slot.call.name
+        element = self._compression.compress(p.detach().new_empty(0))[0].element_size()
+        on = device.of(p)
+        return [(part, (high - low) * element) for part, low, high in
+                ([(name, 0, p.numel())] if on is None else device.chunks(name, p.numel(), element, on))]
 
     def add_param_group(self, param_group):
         """Like the optimizer's own; gradients of the new parameters are reduced too.  Collective."""
@@ -233,8 +252,9 @@ class _Distributed(Shared):
                 name += "+"
             added.append(_Slot(p, name, len(self._slots) + i, self.backward_passes_per_step))
         self._slots += added
+        self._units += [ALONE] * len(added)
         self._update += [slot for slot in added if slot.reduced]
-        self._places = Places(slot.p for slot in reversed(self._update))
+        self._places = self._make_places()
         if not self._alone:
             self._register([slot for slot in added if slot.reduced])
             self._agree()
@@ -257,6 +277,7 @@ class _Distributed(Shared):
         """Each parameter's next gradient is the first of a step."""
         for slot in self._update:
             slot.delay = self.backward_passes_per_step
+        self._layout.expect()
 
     def _gradient_ready(self, slot):
         """Body of the hook: a parameter's gradient of one backward pass is complete."""
@@ -265,19 +286,13 @@ class _Distributed(Shared):
         self._compare_frozen()
         self._order.made(slot.number)
         self._synchronized = False
+        slot.seen = True
         slot.delay -= 1
-        if slot.delay == 0 and slot.group is None:
-            self._sent.pop(slot, None)  # this pass has added to it
-            self._handles[slot] = self._submit(slot)
-            return
-        gradient = slot.p.grad
-        if gradient is not None:  # a hook before ours may have taken it
-            self._sent[slot] = gradient, _version(gradient)
-        self._handles.setdefault(slot, None)
-        group = self._groups[slot.group] if slot.group is not None else []
-        if not any(member.delay for member in group):
-            for member in reversed(group):  # as backward comes by
-                self._handles[member] = self._submit(member)
+        if slot.delay:
+            self._hold(slot)
+            self._note(slot)
+        else:
+            self._units[slot.number].ready(self, slot)
 
     def _unexpected(self, slot):
         return AssertionError("parameter %s got a gradient more than backward_passes_per_step (%d) times before step() or "
@@ -308,26 +323,44 @@ class _Distributed(Shared):
             handle = reduce(Call(self._prefix + "/frozen", space=GRADIENT), words, words)
             self._frozen = handle, _job.generation()
 
-    def _refuse(self, slot, reason):
-        kind, end = (PUSH_PULL, "") if slot.empty is None else (ALLGATHER, ".rows")
-        _calls.refuse(kind, slot.call.but(name=slot.call.name + end), reason)
+    def _hold(self, slot):
+        """A gradient is to start later in this step."""
+        self._handles.setdefault(slot, None)
 
-    def _submit(self, slot):
-        if self._agreed != _job.generation():
-            self._agree()
-        p, changed = slot.p, self._is_changed(slot)
+    def _note(self, slot):
+        """A gradient is on its way from now on: code that changes it is found out."""
+        gradient = slot.p.grad
+        if gradient is not None:  # a hook before ours may have taken it
+            self._sent[slot] = gradient, _version(gradient)
+
+    def _forget(self, slot):
+        """It is not any more."""
+        self._sent.pop(slot, None)
+
+    def _fill(self, slot):
+        """Have a gradient that can be reduced."""
+        p = slot.p
         if p.grad is None:
             # Not reached in this pass here, perhaps on another rank.
             p.grad = torch.zeros_like(p, memory_format=torch.preserve_format) if slot.empty is None else slot.empty.clone()
         if p.grad.is_sparse and self._sparse_as_dense:
             p.grad = p.grad.to_dense()
+
+    def _began(self, slot, handle):
+        """A gradient is being reduced."""
+        self._handles[slot] = handle
+
+    def _submit(self, slot):
+        """Submit a gradient, or zeros."""
+        p, changed = slot.p, self._is_changed(slot)
+        self._fill(slot)
         if self._compression is Compression.none and self.of_all:
             self._places.place(p)
-        gradient = p.grad
         if not changed:  # else what is there stays, and tells
-            self._sent[slot] = gradient, _version(gradient)
+            self._note(slot)
+        gradient = p.grad
         # What we write into it ourselves, through .data, its version does not count.
-        return self._start(slot, gradient if gradient.is_sparse else gradient.data)
+        self._began(slot, self._start(slot, gradient if gradient.is_sparse else gradient.data))
 
     def _start(self, slot, gradient):
         call, group, priority = slot.call, self._process_set.group(), slot.priority  # a removed set raises
@@ -381,6 +414,7 @@ class _Distributed(Shared):
         """
         failure = self._submit_missing()
         frozen_failure = self._hear_frozen()
+        due = self._layout.is_due(self._order)
         for slot, handle in list(self._handles.items()):
             if handle is not None:
                 if self._is_changed(slot):
@@ -401,23 +435,30 @@ class _Distributed(Shared):
         self._handles.clear()
         self._sent.clear()
         self._synchronized, self._unscaled = True, False
+        if due:
+            self._layout.make(self)
         if failure is not None:
             raise failure
 
     def _submit_missing(self):
         """Submit the gradients that this pass has not reached, as zeros.  Returns the first failure, or None."""
-        failure = None
         if self._alone:
-            return failure
+            return None
         thawed = [slot.name for slot in self._slots if not slot.reduced and slot.p.requires_grad]
         if thawed:
             raise ValueError("%s needs a gradient now and did not when the DistributedOptimizer was made, so nobody "
                              "reduces it: make the optimizer once more" % ", ".join(thawed[:5]))
         self._compare_frozen()
-        for slot in self._update:
+        self._late = self._layout.frozen()  # they wait for the comparison
+        return self._start_all([slot for slot in self._update if slot not in self._late])
+
+    def _start_all(self, slots):
+        """Start what has not started.  Returns the first failure, or None."""
+        failure = None
+        for slot in slots:
             if self._handles.get(slot) is None and slot.p.requires_grad:
                 try:
-                    self._handles[slot] = self._submit(slot)
+                    self._units[slot.number].start(self, slot)
                 except (TypeError, ValueError, NotImplementedError, _errors.Error) as error:
                     if _where.is_handlers(error):
                         raise
@@ -447,12 +488,12 @@ class _Distributed(Shared):
         size = _job.size()
         self._order.heard(words[size:])
         if len({word for word in words[:size] if word}) < 2:
-            return None
+            return self._start_all(self._late)
         failure = None
         for slot in self._update:
             if self._handles.get(slot) is None and not slot.p.requires_grad:
                 error = _errors.disagreement("%r" % slot.name, {_job.rank(): "frozen (requires_grad is False)"})
-                self._refuse(slot, error)
+                self._units[slot.number].refuse(slot, error)
                 failure = failure or error
         return failure
 
@@ -566,7 +607,8 @@ patches.grad_scaler(_reducing, _ending)
 
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
                          op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
-                         sparse_as_dense=False, process_set=global_process_set, *, cross_barrier=False, clip_value=None):
+                         sparse_as_dense=False, process_set=global_process_set, *, cross_barrier=False, clip_value=None,
+                         lazy=None):
     """An optimizer that reduces gradients over all ranks before each step; `optimizer` must not be used any more.
 
     optimizer: any torch optimizer, over the same parameters on all ranks.  The result is an instance of its class too,
@@ -588,6 +630,10 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     clip_value: for cross_barrier, clip each reduced gradient to between -clip_value and it, as
         torch.nn.utils.clip_grad_value_() does.
 
+    lazy: bytes; smaller gradients share ranges of memory, and a range of as many bytes or more is one operation, with the same
+        bits.  0: each gradient is one.  None: rank 0 decides by the network cards' speed.  docs/horovod.md says which gradients
+        stay alone.
+
     Collective: every rank must create it over the same names, in the same order, with the same options (except groups).
     If they differ, Error is raised on all its ranks.  A deep copy of it raises TypeError.
     With one rank, gradients stay as they are.
@@ -607,6 +653,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     if clip_value is not None and (not cross_barrier or not clip_value > 0):
         raise ValueError("clip_value must be a positive number, and goes with cross_barrier=True; otherwise use "
                          "torch.nn.utils.clip_grad_value_() behind optimizer.synchronize()")
+    if lazy is not None and (not isinstance(lazy, int) or lazy is True or lazy < 0):
+        raise ValueError("lazy must be a number of bytes, 0 for an operation each gradient, or None, not %r" % (lazy,))
     if cross_barrier:
         from .cross_barrier import CrossBarrier as base
     else:
@@ -621,7 +669,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     wrapped._original = optimizer
     wrapped._step_supports_amp_scaling = False  # a fused one unscales by itself, and unscale_() is to
     wrapped._distribute(named_parameters, compression, backward_passes_per_step, reduction,
-                        gradient_predivide_factor, groups, sparse_as_dense, process_set)
+                        gradient_predivide_factor, groups, sparse_as_dense, process_set, lazy)
     if cross_barrier:
         wrapped.cross(own, clip_value)
     return wrapped

@@ -99,6 +99,10 @@ class Order:
         if [words[number] for number in order] == list(range(1, self.count + 1)):
             self._pending.append((self._step + STEPS_AHEAD, order))
 
+    def next(self):
+        """The order that counts from the next step on, if a new one does, else None."""
+        return next((order for step, order in self._pending if step == self._step + 1), None)
+
     def end(self):
         """The step is done: what comes is the next one's forward."""
         self._open = True
