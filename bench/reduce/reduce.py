@@ -22,7 +22,7 @@ import numpy
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS = [2, 4, 8, 16, 32]
 NUMPY_TYPES = {"float32": numpy.float32, "float64": numpy.float64, "float16": numpy.float16}
-METHODS = ["tally", "limit", "pairwise", "norms", "mpi", "numpy"]
+METHODS = ["tally", "limit", "ordinary", "pairwise", "norms", "mpi", "numpy"]
 
 
 def measure(program, dtype, size, inputs, threads, rounds, most):

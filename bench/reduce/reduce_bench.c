@@ -5,6 +5,7 @@
  *   tally     tly_reduce()
  *   limit     a loop that reads the n streams and writes one, without arithmetic: the fastest of ordinary and
  *             non-temporal stores, each without prefetching, with it line by line, and by blocks as Tally does
+ *   ordinary  the same loop with ordinary stores alone: the fastest of the three
  *   pairwise  the first input copied, each further one added to it as it arrives, as BytePS's server does,
  *             with the same kernels
  *   norms     of two inputs of float32: their sum, and the L1 norm of each 32,768 elements of it (tly_reduce_add_norms)
@@ -211,23 +212,34 @@ RUN_LIMIT(true, NOTHING)
 RUN_LIMIT(true, LINES)
 RUN_LIMIT(true, BLOCKS)
 
-/* The limit is the fastest of its ways. */
-enum { TALLY, LIMIT_FIRST, LIMIT_LAST = LIMIT_FIRST + 5, PAIRWISE, MPI, NORMS, METHODS };
+/* The limit is the fastest of its ways, `ordinary` the fastest of the first three.  Methods that leave a dirty output in the
+ * caches come first, for the next one pays for it. */
+enum {
+    PAIRWISE,
+    MPI,
+    LIMIT_FIRST,
+    ORDINARY,
+    ORDINARY_LAST,
+    LIMIT_LAST = LIMIT_FIRST + 5,
+    NORMS,
+    TALLY,
+    METHODS
+};
 
 static const struct {
     const char *name;
     void (*run)(const struct job *);
 } methods[METHODS] = {
-    {"tally", run_tally},
+    {"pairwise", run_pairwise},
+    {"mpi", run_mpi},
     {"limit", run_limit_false_NOTHING},
-    {"limit", run_limit_false_LINES},
+    {"ordinary", run_limit_false_LINES},
     {"limit", run_limit_false_BLOCKS},
     {"limit", run_limit_true_NOTHING},
     {"limit", run_limit_true_LINES},
     {"limit", run_limit_true_BLOCKS},
-    {"pairwise", run_pairwise},
-    {"mpi", run_mpi},
     {"norms", run_norms},
+    {"tally", run_tally},
 };
 
 static bool can_run(int m, const struct job *j)
@@ -345,12 +357,15 @@ static void print_row(const char *type, const struct job *j, int threads, const 
 {
     double input = (double)j->bytes * j->n;
     double best = seconds[LIMIT_FIRST];
-    for (int m = LIMIT_FIRST; m <= LIMIT_LAST; m++)
+    double ordinary = seconds[LIMIT_FIRST];
+    for (int m = LIMIT_FIRST; m <= LIMIT_LAST; m++) {
         best = seconds[m] < best ? seconds[m] : best;
+        ordinary = m <= ORDINARY_LAST && seconds[m] < ordinary ? seconds[m] : ordinary;
+    }
     for (int m = 0; m < METHODS; m++) {
-        if (seconds[m] == 0 || (m > LIMIT_FIRST && m <= LIMIT_LAST))
+        if (seconds[m] == 0 || (m > ORDINARY && m <= LIMIT_LAST))
             continue;
-        double s = m == LIMIT_FIRST ? best : seconds[m];
+        double s = m == LIMIT_FIRST ? best : m == ORDINARY ? ordinary : seconds[m];
         printf(
             "{\"bench\": \"reduce\", \"method\": \"%s\", \"dtype\": \"%s\", \"inputs\": %d, \"bytes\": %zu, "
             "\"threads\": %d, \"variant\": \"%s\", \"seconds\": %.9f, \"input_GBps\": %.3f, "

@@ -274,7 +274,8 @@ void tly_fold_scalar(const struct tly_fold *f, const void *const in[], void *out
     }
 }
 
-void tly_norm_scalar(const float *a, const float *b, float *sum, size_t count, float lanes[TLY_NORM_LANES])
+void tly_norm_scalar(const float *a, const float *b, float *sum, size_t count, float lanes[TLY_NORM_LANES],
+                     bool ask, bool stream)
 {
     for (size_t i = 0; i < count; i += TLY_NORM_LANES)
         for (size_t lane = 0; lane < TLY_NORM_LANES; lane++) {

@@ -9,13 +9,18 @@
 
 #include <cmocka.h>
 
+#include "reduce/fold.h"
 #include "reduce/reduce.h"
 
 #if defined __x86_64__
 #include <xmmintrin.h>
 #endif
 
-enum { MOST = 5000, MARGIN = 16 };
+enum {
+    MOST = 5000,
+    MARGIN = 16,
+    FAR = TLY_FAR_BYTES / 8 + 77
+}; /* FAR: elements that are asked for and streamed */
 
 static const char *const variants[] = {"scalar", "avx2", "avx512", "neon"};
 
@@ -60,8 +65,8 @@ static float value(int how)
 
 static void check(int how, size_t count, size_t chunk, size_t shift, int place)
 {
-    static float a[MOST + MARGIN], b[MOST + MARGIN], apart[MOST + MARGIN], want[MOST], norms[MOST + 1],
-        want_norms[MOST];
+    _Alignas(64) static float a[FAR + MARGIN], b[FAR + MARGIN], apart[FAR + MARGIN], want[FAR];
+    static float norms[MOST + 1], want_norms[MOST];
     float *x = a + shift, *y = b + (shift * 3) % MARGIN;
     float *sum = place == 0 ? apart + (shift * 7) % MARGIN : place == 1 ? x : y;
     for (size_t i = 0; i < count; i++) {
@@ -93,6 +98,10 @@ static void test_bits(void **state)
             for (size_t j = 0; j < sizeof chunks / sizeof *chunks; j++)
                 for (int how = ORDINARY; how <= SPECIAL; how++)
                     check(how, counts[i], chunks[j], random_bits() % MARGIN, (int)(random_bits() % 3));
+        for (int place = 0; place < 3; place++) {
+            check(SPECIAL, FAR, 32768, 0, place);
+            check(SPECIAL, FAR, 10001, 1, place);
+        }
     }
     tly_reduce_choose(NULL);
 }

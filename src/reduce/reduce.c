@@ -421,16 +421,16 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
 /* --- sums with norms ---------------------------------------------------------------------------------- */
 
 /* Of one chunk.  Zeros behind its end change no lane. */
-static float reduce_norm(const float *a, const float *b, float *sum, size_t count)
+static float reduce_norm(const float *a, const float *b, float *sum, size_t count, bool ask, bool stream)
 {
     float lanes[TLY_NORM_LANES] = {0}, row[3][TLY_NORM_LANES] = {0};
     size_t whole = count / TLY_NORM_LANES * TLY_NORM_LANES, left = (count - whole) * sizeof *a;
     tly_norm_fn *norm = reduce_variant()->norm;
-    norm(a, b, sum, whole, lanes);
+    norm(a, b, sum, whole, lanes, ask, stream);
     if (left) {
         memcpy(row[0], a + whole, left);
         memcpy(row[1], b + whole, left);
-        norm(row[0], row[1], row[2], TLY_NORM_LANES, lanes);
+        norm(row[0], row[1], row[2], TLY_NORM_LANES, lanes, false, false);
         memcpy(sum + whole, row[2], left);
     }
     for (int width = TLY_NORM_LANES / 2; width; width /= 2)
@@ -443,7 +443,12 @@ void tly_reduce_add_norms(const float *a, const float *b, float *sum, size_t cou
                           float *norms)
 {
     float_mode saved = reduce_mode_default();
+    bool in_place = sum == a || sum == b;
+    bool ask = (in_place ? 2 : 3) * count * sizeof *sum >= TLY_FAR_BYTES, stream = ask && !in_place;
     for (size_t at = 0; at < count; at += chunk)
-        *norms++ = reduce_norm(a + at, b + at, sum + at, count - at < chunk ? count - at : chunk);
+        *norms++ =
+            reduce_norm(a + at, b + at, sum + at, count - at < chunk ? count - at : chunk, ask, stream);
+    if (stream)
+        reduce_fence();
     reduce_mode_restore(saved);
 }
