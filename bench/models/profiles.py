@@ -146,6 +146,11 @@ MODELS = {
 }
 
 
+def multiplies(name):
+    """Whether a tensor is a weight that multiplies: a matrix or a kernel, no bias or normalization."""
+    return name.endswith(".weight") and not any(word in name for word in ("bn", "norm", "Norm", "ln_", "downsample.1"))
+
+
 def layers_of(model):
     """The chain: a layer for each weight that multiplies.  What multiplies nothing (biases, normalizations, tables) belongs
     to the layer before it.  A table that is the output's weight too multiplies once more at the end, where it has no tensor:
@@ -153,8 +158,7 @@ def layers_of(model):
     tensors, applied, _, _, tied = MODELS[model]
     chain = []
     for name, count in tensors():
-        weight = name.endswith(".weight") and not any(word in name for word in ("bn", "norm", "Norm", "ln_", "downsample.1"))
-        macs = count * applied(name) if weight else 0
+        macs = count * applied(name) if multiplies(name) else 0
         if macs or not chain:
             chain.append(Layer(name.rsplit(".", 1)[0], [], macs))
         chain[-1].tensors.append((name, count))

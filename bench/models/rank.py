@@ -13,6 +13,7 @@ import json
 import pathlib
 import sys
 import time
+import zlib
 
 import torch
 
@@ -28,7 +29,7 @@ WAITED_S = 0.0003  # longer away from the processor than this was waiting
 @dataclasses.dataclass
 class Task:
     systems: list
-    cells: list  # {"name", "layers": [[name, [[tensor, count]], forward_s, backward_s]]}
+    cells: list  # {"name", "layers": [[name, [[tensor, shape]], forward_s, backward_s]], "systems", "share": of the chunks, for csc}
     rounds: int  # in each all systems take turns
     warm_up: int  # steps of each turn
     steps: int  # that are timed
@@ -86,24 +87,29 @@ class Layer(torch.nn.Module):
         super().__init__()
         self.name, tensors, self.forward_s, self.backward_s = spec
         self.index, self.clock, self.rank, self.ranks = index, clock, rank, ranks
-        self.step, self.summed = 0, 0.0
-        for i, (_, count) in enumerate(tensors):
-            self.register_parameter(f"p{i}", torch.nn.Parameter(torch.zeros(count)))
+        self.step, self.summed = 0, [0.0]  # after each step
+        for i, (_, shape) in enumerate(tensors):
+            self.register_parameter(f"p{i}", torch.nn.Parameter(torch.zeros(shape)))
         self.names = [name for name, _ in tensors]
 
     def value(self):
         """Of every element of this rank's gradients in this step; adds up what the average over the ranks is."""
         self.step += 1
         factor, more = 1 + self.index % 3, self.step % 4
-        self.summed += (self.ranks + 1) / 2 * factor + more
+        self.summed.append(self.summed[-1] + (self.ranks + 1) / 2 * factor + more)
         return (self.rank + 1) * factor + more
 
-    def wrong(self):
-        """Elements that are not what training must have made of zeros."""
-        due = -LEARNING_RATE * self.summed
+    def wrong(self, late):
+        """Elements that are not what training must have made of zeros; `late`: or had made at the end of an earlier step."""
         exact = self.ranks & (self.ranks - 1) == 0
-        near = 0.0 if exact else 1e-4 * abs(due)
-        return sum(int(((p - due).abs() > near).sum()) for p in self.parameters())
+        wrong = 0
+        for p in self.parameters():
+            right = torch.zeros(p.shape, dtype=torch.bool)
+            for summed in self.summed if late else self.summed[-1:]:
+                due = -LEARNING_RATE * summed
+                right |= (p - due).abs() <= (0.0 if exact else 1e-4 * abs(due))
+            wrong += p.numel() - int(right.sum())
+        return wrong
 
     def forward(self, x):
         return Compute.apply(self, x, *self.parameters())
@@ -125,6 +131,8 @@ def buckets_of(layers, most_bytes):
 
 class System:
     """Trains one model.  Subclasses: what to do with a gradient, at the end of backward, and before a layer's forward."""
+
+    late = False  # some gradients wait for a later step
 
     def __init__(self, cell, rank, ranks, option=None):
         self.clock, self.option = Clock(), option
@@ -158,7 +166,14 @@ class System:
         return begun
 
     def wrong(self):
-        return sum(layer.wrong() for layer in self.layers)
+        return sum(layer.wrong(self.late) for layer in self.layers)
+
+    def digest(self):
+        """Of all parameters' bits."""
+        found = 0
+        for p in self.model.parameters():
+            found = zlib.crc32(p.detach().numpy(), found)
+        return found
 
 
 class Own(System):
@@ -276,23 +291,43 @@ class Dear(System):
 class Optimizer(System):
     """tally.torch.DistributedOptimizer, as users have it."""
 
-    more = {}
-
     def begin(self):
         own = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
-        self.optimizer = hvd.DistributedOptimizer(own, named_parameters=self.model.named_parameters(), **self.more)
+        self.optimizer = hvd.DistributedOptimizer(own, named_parameters=self.model.named_parameters(), **self.more())
+
+    def more(self):
+        return {}
 
     def done(self):
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def drain(self):
-        if self.more:
-            self.optimizer.synchronize()
-
 
 class CrossBarrier(Optimizer):
-    more = {"cross_barrier": True}
+    def more(self):
+        return {"cross_barrier": True}
+
+    def drain(self):
+        self.optimizer.synchronize()
+
+
+class PerTensor(Optimizer):
+    def more(self):
+        return {"lazy": 0}
+
+
+class Bfloat16(Optimizer):
+    def more(self):
+        return {"lazy": 0, "compression": hvd.Compression.bf16}
+
+
+class Csc(Optimizer):
+    """Coarse-grained sparse communication, with its last share from the start."""
+
+    late = True
+
+    def more(self):
+        return {"sparse": hvd.SparseChunks(share=self.option, warm_up=0)}
 
 
 class Ddp(System):
@@ -308,12 +343,15 @@ class Ddp(System):
 
 
 SYSTEMS = {"ddp": Ddp, "fifo": Fifo, "whole": Fifo, "p3": Cross, "dear": Dear, "priority": Priority, "cross": Cross,
-           "optimizer": Optimizer, "cross_barrier": CrossBarrier}
+           "optimizer": Optimizer, "cross_barrier": CrossBarrier, "tensor": PerTensor, "bfloat16": Bfloat16, "lazy": Optimizer,
+           "csc": Csc}
 WITH_BUCKETS = ("ddp", "dear")
+NEEDS = {"cross_barrier": "cross_barrier", "tensor": "lazy", "bfloat16": "lazy", "lazy": "lazy", "csc": "sparse"}
 
 
 def known(system):
-    return system != "cross_barrier" or "cross_barrier" in inspect.signature(hvd.DistributedOptimizer).parameters
+    """Whether this release's DistributedOptimizer has the option of the system."""
+    return system not in NEEDS or NEEDS[system] in inspect.signature(hvd.DistributedOptimizer).parameters
 
 
 # --- turns --------------------------------------------------------------------------------------------------
@@ -364,6 +402,7 @@ def turn(task, cell, system, rank, ranks, option, barrier):
         "busy": after[0] - before[0],
         "ticks": after[1] - before[1],
         "wrong": one.wrong(),
+        "digest": one.digest(),
     }
     if task.timeline:
         told |= {"marks": one.clock.marks, "begun": begun, "submitted": one.submitted, "ended": one.ended}
@@ -392,10 +431,11 @@ def main():
         task.systems = [system for system in task.systems if known(system)]
     turns = []
     for cell in task.cells:
-        options = {system: best_bucket(task, cell, system, rank, ranks, barrier) if system in WITH_BUCKETS else None
-                   for system in task.systems}
+        taken = [system for system in task.systems if system in cell["systems"]]
+        options = {system: best_bucket(task, cell, system, rank, ranks, barrier) if system in WITH_BUCKETS else
+                   cell["share"] if system == "csc" else None for system in taken}
         for _ in range(task.rounds):
-            turns += [turn(task, cell, system, rank, ranks, options[system], barrier) for system in task.systems]
+            turns += [turn(task, cell, system, rank, ranks, options[system], barrier) for system in taken]
     barrier()
     print(json.dumps({"rank": rank, "version": torch.__version__, "turns": turns}))
     if task.systems == ["ddp"]:

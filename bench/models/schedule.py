@@ -44,7 +44,13 @@ SYSTEMS = {
     "cross": {},
     "optimizer": {},
     "cross_barrier": {},
+    "tensor": {},
+    "bfloat16": {},
+    "lazy": {},
+    "csc": {},
 }
+GRADIENTFLOW = ["tensor", "bfloat16", "lazy", "csc"]  # those of bench/gradientflow alone
+ORDERS = [name for name in SYSTEMS if name not in GRADIENTFLOW]
 QUICK_MODELS = ["vgg16", "gpt2", "transformer"]
 EQUIVALENTS, ALL_EQUIVALENTS = [10, 25], [1, 10, 25, 40, 100]
 
@@ -97,7 +103,10 @@ def run(lab, hosts, group, cells, arguments, timeline=False):
         "cells": [
             {
                 "name": cell["name"],
-                "layers": [[la.name, la.tensors, la.forward_s, la.backward_s] for la in cell["profile"].layers],
+                "layers": [[la.name, [[name, [1, count] if profiles.multiplies(name) else [count]] for name, count in la.tensors],
+                            la.forward_s, la.backward_s] for la in cell["profile"].layers],
+                "systems": cell.get("systems", group),
+                "share": cell.get("share"),
             }
             for cell in cells
         ],
@@ -144,17 +153,34 @@ def show(row):
     )
 
 
-def row_of(cell, system, k, said, b, arguments):
-    """Median over all timed steps, of the slowest rank in each."""
-    profile, n = cell["profile"], arguments.n
+def measured(cell, system, said):
+    """What all ranks say of a system's turns, as fields of a row; None if it had none.  Medians over all timed steps, of the
+    slowest rank in each."""
     turns = [[t for t in one["turns"] if (t["cell"], t["system"]) == (cell["name"], system)] for one in said]
     if not turns[0]:
         return None
     seconds = [max(step) for turn in zip(*turns) for step in zip(*(t["seconds"] for t in turn))]
+    ticks = sum(t["ticks"] for t in turns[0])
+    return {
+        "option": turns[0][0]["option"],
+        "step_s": statistics.median(seconds),
+        "least_s": min(seconds),
+        "steps_s": seconds,
+        "cpu_s": statistics.median(sum(t["cpu_s"] for t in turn) for turn in zip(*turns)),
+        "busy": sum(t["busy"] for t in turns[0]) / ticks if ticks else None,
+        "wrong": sum(t["wrong"] for one in turns for t in one),
+        "agree": all(len({t["digest"] for t in turn}) == 1 for turn in zip(*turns)),
+    }
+
+
+def row_of(cell, system, k, said, b, arguments):
+    profile, n = cell["profile"], arguments.n
+    told = measured(cell, system, said)
+    if told is None:
+        return None
     communication = optimum.optimum([b] * n, [b] * k, profile.bytes)
     least = ideal.of_profile(profile, communication)
-    step = statistics.median(seconds)
-    ticks = sum(t["ticks"] for t in turns[0])
+    step = told["step_s"]
     return {
         "bench": "models",
         "model": profile.name,
@@ -162,7 +188,7 @@ def row_of(cell, system, k, said, b, arguments):
         "n": n,
         "k": k,
         "system": system,
-        "option": turns[0][0]["option"],
+        **told,
         "bytes": profile.bytes,
         "batch": profile.batch,
         "unit": profile.unit,
@@ -170,9 +196,6 @@ def row_of(cell, system, k, said, b, arguments):
         "forward_s": profile.forward_s,
         "backward_s": profile.backward_s,
         "communication_s": communication,
-        "step_s": step,
-        "least_s": min(seconds),
-        "steps_s": seconds,
         "ideal_s": least,
         "fraction": least / step,
         "bound": ideal.bound(profile.forward_s, profile.backward_s, communication),
@@ -180,9 +203,6 @@ def row_of(cell, system, k, said, b, arguments):
         "ideal_speed": profile.batch / least * cell["seconds"],
         "alone_speed": profile.batch / (profile.forward_s + profile.backward_s) * cell["seconds"],
         "over_ddp": None,
-        "cpu_s": statistics.median(sum(t["cpu_s"] for t in turn) for turn in zip(*turns)),
-        "busy": sum(t["busy"] for t in turns[0]) / ticks if ticks else None,
-        "wrong": sum(t["wrong"] for one in turns for t in one),
         "rate": arguments.rate,
         "b_bytes_per_s": b,
         "torch": said[0]["version"],
@@ -217,7 +237,7 @@ class Bench:
                 ddp = next((r for r in self.rows if r["system"] == "ddp" and (r["model"], r["equivalent_gbit"]) ==
                             (row["model"], row["equivalent_gbit"])), row if system == "ddp" else None)
                 row["over_ddp"] = ddp["step_s"] / row["step_s"] if ddp else None
-                self.failed |= row["wrong"] > 0
+                self.failed |= row["wrong"] > 0 or not row["agree"]
                 self.rows.append(row)
                 show(row)
                 if a.json:
@@ -253,7 +273,7 @@ def parse():
     parser.add_argument("-k", type=int, nargs="+", help="CPU machines (0 n)")
     parser.add_argument("--models", nargs="+", choices=list(profiles.MODELS), help=f"({' '.join(QUICK_MODELS)})")
     parser.add_argument("--equivalents", type=float, nargs="+", metavar="GBIT", help="rates of the cards that are meant (10 25)")
-    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS), help="(all)")
+    parser.add_argument("--systems", nargs="+", choices=ORDERS, default=ORDERS, help="(all)")
     parser.add_argument("--rate", default="500mbit", help="of every emulated card (500mbit)")
     parser.add_argument("--burst", type=goodput.size, default=96 << 10, help="of the cards' token buckets (96K)")
     parser.add_argument("--bytes", type=goodput.size, help="of a model's gradients, at most (64M)")
