@@ -21,7 +21,7 @@ const char tly_cli_plan_usage[] =
     "\n"
     "Predicts how many bytes each summation service sums, what its machine sends and receives, and\n"
     "how long one exchange of all gradients takes at best.  Compares that with all-reduce and a\n"
-    "parameter server.\n"
+    "parameter server.  Below stand the other collectives of as many bytes, with one rank a machine.\n"
     "\n"
     "  -n, --workers N       worker machines\n"
     "  -k, --servers K       CPU machines that run tallyd (0)\n"
@@ -210,6 +210,33 @@ static void plan_foresee(struct plan *p, struct times *t)
     t->useful = low;
 }
 
+/* The least seconds that cards need for collectives of so many bytes, in pieces alike: a tensor, or an all-gather's result, or
+ * what each machine gives in an all-to-all.  NAN where machines share a card: what they send each other does not cross it. */
+struct collectives {
+    double gather, sum, broadcast, reduce, exchange;
+};
+
+static struct collectives plan_foresee_collectives(const struct plan *p)
+{
+    static uint64_t pieces[TLY_MAX_SERVICES], whole[TLY_MAX_SERVICES];
+    static struct tly_plan_load load[TLY_MAX_SERVICES];
+    int count = p->n + p->k, root = -1;
+    for (int i = 0; i < count; i++) {
+        if (p->machine[i].card != (uint32_t)i)
+            return (struct collectives){NAN, NAN, NAN, NAN, NAN};
+        root = root < 0 && p->machine[i].ranks ? i : root;
+        pieces[i] = p->machine[i].ranks ? p->bytes / (unsigned)p->n : 0;
+        whole[i] = i == root ? p->bytes : 0;
+    }
+    pieces[root] += p->bytes % (unsigned)p->n;
+    return (struct collectives){
+        .gather = tly_plan_least_gather(count, p->machine, pieces, load),
+        .sum = tly_plan_sum_where_wanted(count, p->machine, pieces, load),
+        .broadcast = tly_plan_least_gather(count, p->machine, whole, load),
+        .reduce = tly_plan_least_sum(count, p->machine, whole, load),
+        .exchange = tly_plan_least_exchange(count, p->machine, (double)p->bytes / p->n, load)};
+}
+
 /* --- inside machines ---------------------------------------------------------------------------------------- */
 
 static struct tly_machine gpus; /* a worker machine's inside */
@@ -371,6 +398,11 @@ static void plan_print_text(const struct plan *p, const struct times *t)
                t->server / t->here);
     else
         printf("%-22s %14s    has no machines\n", "parameter server", "-");
+    struct collectives c = plan_foresee_collectives(p);
+    const char *names[] = {"all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all"};
+    double seconds[] = {c.gather, c.sum, c.broadcast, c.reduce, c.exchange};
+    for (int i = 0; i < 5 && !isnan(c.gather); i++)
+        printf("%s%-22s %14s\n", i ? "" : "\n", names[i], tly_cli_time_text(seconds[i], time));
     if (t->useful)
         printf("\none more CPU machine: %s, %.1f%% less; up to %d more bring something\n",
                tly_cli_time_text(t->one_more, time), 100 * (1 - t->one_more / t->here), t->useful);
@@ -409,6 +441,12 @@ static void plan_print_json(const struct plan *p, const struct times *t, const s
     tly_cli_json_number("server_time_s", p->n == 1 ? NAN : t->server, ",\n  ");
     tly_cli_json_number("gamma_a", t->here > 0 ? t->reduce / t->here : NAN, ",\n  ");
     tly_cli_json_number("gamma_p", t->here > 0 ? t->server / t->here : NAN, ",\n  ");
+    struct collectives c = plan_foresee_collectives(p);
+    tly_cli_json_number("all_gather_time_s", c.gather, ",\n  ");
+    tly_cli_json_number("reduce_scatter_time_s", c.sum, ",\n  ");
+    tly_cli_json_number("broadcast_time_s", c.broadcast, ",\n  ");
+    tly_cli_json_number("reduce_time_s", c.reduce, ",\n  ");
+    tly_cli_json_number("all_to_all_time_s", c.exchange, ",\n  ");
     if (p->inside) {
         printf("\"inside\": {\"gpus\": %d, ", gpus.gpus);
         tly_cli_json_number("time_s", in->seconds, ", ");

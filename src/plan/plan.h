@@ -178,7 +178,9 @@ void tly_dealer_init_at(struct tly_dealer *d, int count, const uint32_t *weight,
 
 /* --- collectives that are no all-reduce (relay.c) ------------------------------------------------------
  *
- * Of a machine, `ranks` counts those of the group that takes part: 0 is a spare machine.  Cards are full duplex. */
+ * Of a machine, `ranks` counts the copies that it gets, or the inputs that it gives: one for each rank of the group, or 1
+ * where one rank carries for its whole machine.  0 is a spare machine.  Cards are full duplex.  Machines behind one card
+ * count as machines with an equal part of it each. */
 
 /* Weights of the services that relay a broadcast's parts.  T = M / min b is reached.  With three machines or more the
  * root's own service has no share, for its card would send 1 + (R - 2) x; spare machines have none in any case.  0;
@@ -210,5 +212,29 @@ int tly_relay_init(struct tly_relay *r, int count, const struct tly_plan_machine
 
 /* The service that relays the next part, of `bytes` bytes, of a piece of machine `from`.  O(services). */
 int tly_relay_next(struct tly_relay *r, int from, uint32_t bytes);
+
+/* --- bounds of these (bound.c) --------------------------------------------------------------------------- */
+
+/* Bytes that a card carries each way. */
+struct tly_plan_load {
+    double out, in;
+};
+
+/* The least that each card carries, and the least seconds, if each byte crosses the network once a machine, whatever `ranks`
+ * says.  Some way takes no longer, but the cards need not all carry their least in it.  bytes[i] are those of machine i: pieces
+ * that its ranks give to an all-gather (of a broadcast the root's machine has all), or get from a reduce-scatter (of a reduce
+ * the root's machine gets all).  NAN if no bandwidth is known. */
+double tly_plan_least_gather(int count, const struct tly_plan_machine *machine, const uint64_t *bytes,
+                             struct tly_plan_load *load);
+double tly_plan_least_sum(int count, const struct tly_plan_machine *machine, const uint64_t *bytes,
+                          struct tly_plan_load *load);
+
+/* What cards carry, and the seconds, where each piece of a reduce-scatter is summed on the machine that wants it. */
+double tly_plan_sum_where_wanted(int count, const struct tly_plan_machine *machine, const uint64_t *bytes,
+                                 struct tly_plan_load *load);
+
+/* The least of an all-to-all, in which each of a machine's `ranks` gives each other rank so many bytes: nothing goes twice. */
+double tly_plan_least_exchange(int count, const struct tly_plan_machine *machine, double bytes,
+                               struct tly_plan_load *load);
 
 #endif

@@ -1,17 +1,20 @@
-/* relay.c - who relays or sums the parts of an all-gather, a broadcast and a reduce: exact for cards that differ.
+/* relay.c - who relays or sums the parts of an all-gather, a broadcast and a reduce: exact for cards that differ.  bound.c has
+ * the least times with one copy a machine.
  *
  * Structure: each service has a load on its card that grows with its share x: base + slope x bytes.  At a level T a card
  * of bandwidth b therefore takes the share (T b - base) / slope.  relay_fill() finds the lowest level at which these shares add
  * up to what is to be moved.
  *
- * An all-gather or broadcast of R ranks: whoever owns a byte sends it out once, to the service that relays it or, if that
- * is its own, to one of the other ranks.  The service of a machine with r ranks sends each byte that it relays to R - r - 1
- * ranks more.  Nothing that a machine receives depends on who relays.  So spare machines cannot help: they would send
- * R - 1 copies, and no worker's card would carry less.
+ * A machine gets r copies of each byte, R in all: one for each rank, or one where a rank carries for its whole machine.
  *
- * A reduce: the service of a machine with r ranks receives each byte that it sums R - r times, and every rank but the
- * root's machine's sends either its input or the sum.  The root's machine receives each sum of another service once. */
-#include "plan/plan.h"
+ * An all-gather or broadcast: the owner of a byte sends it out once, to the service that relays it or, if that is its own, to
+ * one of the others.  The service of a machine with r copies sends each byte that it relays R - r - 1 times more.  With one
+ * copy a machine nothing that a card receives depends on who relays.  So spare machines cannot help: they would send R - 1
+ * copies, and no worker's card would carry less.
+ *
+ * A reduce: the service of a machine with r inputs receives each byte that it sums R - r times, and every input but those of
+ * the root's machine goes out, or the sum does.  The root's machine receives each sum of another service once. */
+#include "plan/relay.h"
 
 #include <errno.h>
 #include <math.h>
@@ -35,25 +38,26 @@ static double relay_all_ranks(int count, const struct tly_plan_machine *m)
     return ranks;
 }
 
-/* Bandwidths; machines behind one card have equal parts of it.  One that is not known is the slowest that is. */
+double tly_relay_bandwidth(int count, const struct tly_plan_machine *m, int i)
+{
+    double b = INFINITY, slowest = INFINITY;
+    int sharing = 0;
+    for (int j = 0; j < count; j++) {
+        double known = m[j].bandwidth > 0 ? m[j].bandwidth : INFINITY;
+        slowest = fmin(slowest, known);
+        if (m[j].card == m[i].card) {
+            b = fmin(b, known);
+            sharing += m[j].ranks > 0 || j == i;
+        }
+    }
+    b = isinf(b) ? slowest : b;
+    return (isinf(b) ? 1 : b) / sharing;
+}
+
 static void relay_make_cards(int count, const struct tly_plan_machine *m, struct relay_card *card)
 {
-    double slowest = INFINITY;
     for (int i = 0; i < count; i++)
-        if (m[i].bandwidth > 0)
-            slowest = fmin(slowest, m[i].bandwidth);
-    if (isinf(slowest))
-        slowest = 1;
-    for (int i = 0; i < count; i++) {
-        double b = INFINITY;
-        int sharing = 0;
-        for (int j = 0; j < count; j++)
-            if (m[j].card == m[i].card) {
-                b = m[j].bandwidth > 0 ? fmin(b, m[j].bandwidth) : b;
-                sharing += m[j].ranks > 0 || j == i;
-            }
-        card[i] = (struct relay_card){.bandwidth = (isinf(b) ? slowest : b) / sharing, .limit = INFINITY};
-    }
+        card[i] = (struct relay_card){.bandwidth = tly_relay_bandwidth(count, m, i), .limit = INFINITY};
 }
 
 /* Share of a card per unit of the level, once the level has passed its base. */

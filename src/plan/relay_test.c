@@ -15,30 +15,6 @@ enum { MOST = 24, RUNS = 5000 };
 
 typedef struct tly_plan_machine machine;
 
-/* The bounds, in seconds; all bandwidths are known. */
-static double time_of_all_gather(int count, const machine *m, const uint64_t *bytes)
-{
-    double all = 0, t = 0;
-    for (int i = 0; i < count; i++)
-        all += (double)bytes[i];
-    for (int i = 0; i < count; i++)
-        if (m[i].ranks && all > 0)
-            t = fmax(t, fmax((double)bytes[i], all - (double)bytes[i]) / m[i].bandwidth);
-    return t;
-}
-
-static double time_of_broadcast(int count, const machine *m, double bytes)
-{
-    double slowest = INFINITY;
-    int machines = 0;
-    for (int i = 0; i < count; i++)
-        if (m[i].ranks) {
-            slowest = fmin(slowest, m[i].bandwidth);
-            machines++;
-        }
-    return machines < 2 ? 0 : bytes / slowest;
-}
-
 static uint64_t random_state = 88172645463325252u;
 static uint64_t rnd(uint64_t limit)
 {
@@ -68,6 +44,15 @@ static void any(struct job *j, bool alike)
     }
 }
 
+/* The least seconds of a broadcast of so many bytes. */
+static double least_of_broadcast(const struct job *j, int root, uint64_t bytes)
+{
+    struct tly_plan_load least[MOST];
+    uint64_t at[MOST] = {0};
+    at[root] = bytes;
+    return tly_plan_least_gather(j->count, j->m, at, least);
+}
+
 /* What a worker's card sends in an all-gather: its piece once, and n - 2 copies of what its service relays. */
 static double sends(const struct job *j, const uint64_t *through, int i)
 {
@@ -77,15 +62,11 @@ static double sends(const struct job *j, const uint64_t *through, int i)
 static void all_gather_reaches_its_bound(void **state)
 {
     struct job j;
+    struct tly_plan_load least[MOST];
     uint64_t share[MOST];
     for (int run = 0; run < RUNS; run++) {
         any(&j, run % 10 == 0);
-        double t = time_of_all_gather(j.count, j.m, j.bytes), t_by_hand = 0;
-        for (int i = 0; i < j.n; i++)
-            t_by_hand =
-                fmax(t_by_hand, (double)(j.bytes[i] > j.all - j.bytes[i] ? j.bytes[i] : j.all - j.bytes[i]) /
-                                    j.m[i].bandwidth);
-        assert_true(t == t_by_hand || j.all == 0);
+        double t = tly_plan_least_gather(j.count, j.m, j.bytes, least);
         assert_int_equal(tly_plan_all_gather(j.count, j.m, j.bytes, share), 0);
         uint64_t sum = 0;
         for (int i = 0; i < j.count; i++) {
@@ -126,6 +107,7 @@ static void all_gather_is_dealt_as_planned(void **state)
 {
     static struct tly_relay r;
     struct job j;
+    struct tly_plan_load least[MOST];
     const uint32_t part = 32 << 10;
     for (int run = 0; run < RUNS; run++) {
         any(&j, run % 10 == 0);
@@ -145,7 +127,7 @@ static void all_gather_is_dealt_as_planned(void **state)
                 own &= to == i;
                 through[to] += length;
             }
-        double t = time_of_all_gather(j.count, j.m, j.bytes);
+        double t = tly_plan_least_gather(j.count, j.m, j.bytes, least);
         for (int i = 0; i < j.n; i++)
             if (sends(&j, through, i) > t * j.m[i].bandwidth + (double)(j.n - 1) * part)
                 fail_msg("run %d: machine %d of %d sends %.0f, %.0f are allowed and a part's %d", run, i, j.n,
@@ -161,10 +143,7 @@ static void broadcast_leaves_out_the_root(void **state)
     for (int run = 0; run < RUNS; run++) {
         any(&j, run % 10 == 0);
         int root = (int)rnd((uint64_t)j.n);
-        double total = 0, t = time_of_broadcast(j.count, j.m, 1), slowest = INFINITY;
-        for (int i = 0; i < j.n; i++)
-            slowest = fmin(slowest, j.m[i].bandwidth);
-        assert_true(t == 1 / slowest);
+        double total = 0, t = least_of_broadcast(&j, root, 1);
         assert_int_equal(tly_plan_broadcast(j.count, j.m, root, w), 0);
         for (int i = 0; i < j.count; i++)
             total += w[i];
@@ -195,7 +174,7 @@ static void broadcast_is_dealt_as_planned(void **state)
         tly_dealer_init_at(&d, j.count, w, (uint64_t)run * 0x9e3779b97f4a7c15u);
         for (uint64_t i = 0; i < parts; i++)
             through[tly_dealer_next(&d, part)] += part;
-        double t = time_of_broadcast(j.count, j.m, (double)(parts * part));
+        double t = least_of_broadcast(&j, root, parts * part);
         for (int i = 0; i < j.n; i++)
             assert_true((double)(j.n - 2) * (double)through[i] <=
                         t * j.m[i].bandwidth + (double)(j.n - 1) * part);
@@ -262,6 +241,66 @@ static void no_reduce_is_faster(void **state)
     }
 }
 
+/* Where each rank gets a copy of its own, what leaves the cards if unit u of all goes through service relay[u]: the copies to
+ * the ranks of other machines than the sender's. */
+static double busiest(const struct job *j, const int *relay)
+{
+    double out[MOST] = {0}, t = 0;
+    int unit = 0;
+    for (int owner = 0; owner < j->count; owner++)
+        for (uint64_t i = 0; i < j->bytes[owner]; i++, unit++) {
+            out[owner] += relay[unit] != owner; /* to its relay */
+            for (int to = 0; to < j->count; to++)
+                out[relay[unit]] += to == relay[unit] ? 0 : j->m[to].ranks - (to == owner);
+        }
+    for (int i = 0; i < j->count; i++)
+        t = fmax(t, out[i] / j->m[i].bandwidth);
+    return t;
+}
+
+/* Of all choices of a worker machine's service for each unit, none is faster than the plan's shares, which are fractions of units. */
+static void no_relays_are_faster(void **state)
+{
+    struct job j;
+    uint64_t share[MOST];
+    enum { UNIT = 1 << 20, UNITS = 6 };
+    for (int run = 0, runs = 0; runs < RUNS / 50; run++) {
+        double ranks = 0, t = 0;
+        bool relays = true;
+        j = (struct job){.n = 2 + (int)rnd(3), .all = UNITS};
+        j.count = j.n + (int)rnd(2);
+        for (int i = 0; i < j.count; i++) {
+            j.m[i] = (machine){.ranks = i < j.n ? 1 + (uint32_t)rnd(3) : 0, .card = (uint32_t)i};
+            j.m[i].bandwidth = 1 + (double)rnd(4);
+            ranks += j.m[i].ranks;
+        }
+        for (int i = 0; i < j.n; i++)
+            relays &= ranks - j.m[i].ranks > 1;
+        if (!relays)
+            continue;
+        runs++;
+        for (int u = 0; u < UNITS; u++)
+            j.bytes[rnd((uint64_t)j.n)]++;
+        int relay[UNITS] = {0}, choices = 1;
+        double best = INFINITY;
+        for (int u = 0; u < UNITS; u++)
+            choices *= j.n;
+        for (int choice = 0; choice < choices; choice++) {
+            for (int u = 0, rest = choice; u < UNITS; u++, rest /= j.n)
+                relay[u] = rest % j.n;
+            best = fmin(best, busiest(&j, relay));
+        }
+        for (int i = 0; i < j.count; i++)
+            j.bytes[i] *= UNIT;
+        tly_plan_all_gather(j.count, j.m, j.bytes, share);
+        for (int i = 0; i < j.count; i++)
+            t = fmax(t, ((double)j.bytes[i] + (ranks - j.m[i].ranks - 1) * (double)share[i]) / UNIT /
+                            j.m[i].bandwidth);
+        if (!(t <= best * (1 + 1e-5)))
+            fail_msg("run %d: %.9g, the least is %.9g", run, t, best);
+    }
+}
+
 /* Ranks that share a machine, or machines that share a card, leave something to do for all the rest. */
 static void odd_jobs_have_shares_too(void **state)
 {
@@ -301,7 +340,7 @@ int main(void)
         cmocka_unit_test(all_gather_reaches_its_bound),   cmocka_unit_test(all_gather_levels_cards),
         cmocka_unit_test(all_gather_is_dealt_as_planned), cmocka_unit_test(broadcast_leaves_out_the_root),
         cmocka_unit_test(broadcast_is_dealt_as_planned),  cmocka_unit_test(no_reduce_is_faster),
-        cmocka_unit_test(odd_jobs_have_shares_too),
+        cmocka_unit_test(no_relays_are_faster),           cmocka_unit_test(odd_jobs_have_shares_too),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

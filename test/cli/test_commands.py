@@ -97,6 +97,25 @@ def test_plan_has_the_papers_equations(n, k):
         assert p["time_s"] == pytest.approx(p["all_reduce_time_s"])
 
 
+COLLECTIVES = ["all_gather_time_s", "reduce_scatter_time_s", "broadcast_time_s", "reduce_time_s", "all_to_all_time_s"]
+
+
+def test_plan_of_other_collectives(listed):
+    def seconds(*arguments):
+        p = plan(*arguments)
+        return [p[name] for name in COLLECTIVES]
+
+    assert seconds("-n", 4, "-k", 4, "-M", 10**9, "-B", "8G") == pytest.approx([0.75, 0.75, 1, 1, 0.75])
+    differ = listed("cpu 25G\nworker 8G x2\nworker 4G x2\n")  # the slow ones send and receive as much as the others
+    assert seconds("-f", differ, "-M", 10**9) == pytest.approx([1.5, 1.5, 2, 2, 1.5])
+    assert seconds("-n", 1, "-k", 1) == [0] * 5
+    text = tally("plan", "-n", 4, "-M", "100M").stdout
+    assert "\nall-gather                   62.91 ms\nreduce-scatter               62.91 ms\n" in text
+    shared = listed("worker 8G card=a\nworker 8G card=a\nworker 8G\n")
+    assert seconds("-f", shared) == [None] * 5
+    assert "all-gather" not in tally("plan", "-f", shared).stdout
+
+
 @pytest.mark.parametrize("n, k", [(1, 0), (1, 3), (2, 1), (3, 1), (8, 0), (8, 5), (8, 8), (8, 30)])
 def test_plan_adds_up(n, k):
     p = plan("-n", n, "-k", k, "-M", 1000003)
