@@ -39,6 +39,7 @@ from .horovod.ops import (Average, Max, Min, Product, Sum, allgather, allgather_
                           push_pull_async, push_pull_async_inplace, push_pull_inplace, synchronize)
 from .horovod.optimizer import DistributedOptimizer
 from .horovod.sparse import sparse_allreduce_async
+from .horovod.sparse_chunks import SparseChunks
 from .horovod.sync_batch_norm import SyncBatchNorm
 from .horovod.uneven import join
 
@@ -105,7 +106,7 @@ mpi_threads_supported = mpi_enabled = mpi_built = gloo_enabled = gloo_built = nc
 ddl_built = ccl_built = cuda_built = rocm_built = _not_built
 
 __all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "Error", "HorovodInternalError", "Max", "Min",
-           "NotInitializedError", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "add_process_set", "alloc",
+           "NotInitializedError", "ProcessSet", "Product", "SparseChunks", "Sum", "SyncBatchNorm", "add_process_set", "alloc",
            "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
            "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",
            "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "ccl_built",

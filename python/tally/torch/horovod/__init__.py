@@ -6,6 +6,8 @@
     optimizer.py       DistributedOptimizer
     order.py           its priorities
     lazy.py            its operations: ranges of small gradients
+    sparse_chunks.py   chunks of gradients, of which those with large norms are sent
+    sparse_optimizer.py  the DistributedOptimizer that sends them
     cross_barrier.py   its updates behind step()
     sparse.py          sparse gradients
     uneven.py          join()

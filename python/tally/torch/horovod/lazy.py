@@ -233,7 +233,13 @@ class Layout:
         if theta is None:
             return
         self._open = False
-        kinds = [slot.p.dtype if seen[i] and not other[i] else None for i, slot in enumerate(slots)]
+        self._lay(optimizer, slots, theta, [slot.p.dtype if seen[i] and not other[i] else None for i, slot in enumerate(slots)])
+        for one in self.ranges:
+            for slot in one.slots:
+                optimizer._units[slot.number] = one
+
+    def _lay(self, optimizer, slots, theta, kinds):
+        """Make the ranges of a list of gradients.  kinds: as for lay_out()."""
         rooms = [offsets([bytes_of(slot.p)])[1] for slot in slots]
         units = [[slots[i] for i in unit] for unit in lay_out(rooms, kinds, theta)]
         several = [unit for unit in units if len(unit) > 1]
@@ -244,9 +250,6 @@ class Layout:
                   for number, unit in enumerate(several)}
         optimizer._plan([ranges.get(id(unit), unit[0]) for unit in units])
         self.ranges = list(ranges.values())
-        for one in self.ranges:
-            for slot in one.slots:
-                optimizer._units[slot.number] = one
 
     def _agree(self, optimizer, slots):
         """(θ; for each gradient on how many ranks backward has made it, and on how many it fits in no range).  θ None: a rank

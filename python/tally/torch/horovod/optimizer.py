@@ -31,7 +31,7 @@ from . import uneven
 from .compression import Compression
 from .functions import compare
 from .lazy import ALONE, Layout, Together
-from .ops import Average
+from .ops import Average, Sum
 from .order import Order
 from .sparse import SparseReduction
 
@@ -99,6 +99,8 @@ _errors.explainers.append(_explain)
 class _Distributed(Shared):
     """The class that DistributedOptimizer() puts before the optimizer's own class."""
 
+    _sparse = None  # SparseChunks: chunks of gradients are sent, see sparse_optimizer.py
+
     def _distribute(self, named_parameters, compression, backward_passes_per_step, op, predivide, groups,
                     sparse_as_dense, process_set, lazy):
         parameters = [(p, "group.%d.%d" % (g, i)) for g, group in enumerate(self.param_groups)
@@ -138,7 +140,7 @@ class _Distributed(Shared):
         self.of_all = process_set.included() and process_set.group() is None
         self._lazy = lazy
         self._late = ()                                           # slots in ranges that start once frozen ones are compared
-        self._layout = Layout(lazy if self.of_all and not self._alone and compression is Compression.none else 0)
+        self._layout = self._make_layout(lazy if self.of_all and not self._alone and compression is Compression.none else 0)
         self._frozen = None                                       # comparison of this step, and the generation it belongs to
         self._order = Order(len(self._slots), self._observes())
         self._handles = {}                                        # slot -> its reduction; None: not submitted yet
@@ -180,6 +182,9 @@ class _Distributed(Shared):
             raise ValueError("groups must be lists of this optimizer's parameters, each in one list at most")
         return [[slots[id(p)] for p in group if slots[id(p)].reduced] for group in groups]
 
+    def _make_layout(self, theta):
+        return Layout(theta)
+
     def _make_places(self):
         return Places([slot.p] for slot in reversed(self._update))
 
@@ -216,7 +221,7 @@ class _Distributed(Shared):
                 ["op=" + Reduction(self._op).name, "gradient_predivide_factor=%r" % self._predivide,
                  "compression=" + getattr(self._compression, "__name__", type(self._compression).__name__),
                  "backward_passes_per_step=%d" % self.backward_passes_per_step,
-                 "sparse_as_dense=%s" % bool(self._sparse_as_dense), "lazy=%s" % self._lazy,
+                 "sparse_as_dense=%s" % bool(self._sparse_as_dense), "lazy=%s" % self._lazy, "sparse=%s" % (self._sparse,),
                  *("parameter %r of shape %s, %s" % (slot.name, tuple(slot.p.shape), slot.p.dtype) for slot in self._update)],
                 self._process_set)
         self._plan(reversed(self._update))
@@ -430,8 +435,9 @@ class _Distributed(Shared):
                     if _where.is_handlers(error):
                         raise
                     failure = failure or error
-        self._expect_all()
         failure = failure or frozen_failure
+        self._reduced(failure)
+        self._expect_all()
         self._handles.clear()
         self._sent.clear()
         self._synchronized, self._unscaled = True, False
@@ -439,6 +445,9 @@ class _Distributed(Shared):
             self._layout.make(self)
         if failure is not None:
             raise failure
+
+    def _reduced(self, failure):
+        """All reductions of a step have ended.  failure: the first, or None."""
 
     def _submit_missing(self):
         """Submit the gradients that this pass has not reached, as zeros.  Returns the first failure, or None."""
@@ -577,8 +586,12 @@ class _Distributed(Shared):
         self._synchronized = self._unscaled = False
         return super().zero_grad(*args, **kwargs)
 
+    def rescale(self, factor):
+        """A GradScaler's scale has changed by this factor."""
+
 
 _unscaled = weakref.WeakKeyDictionary()  # GradScaler -> optimizers since its last update()
+_scaled = weakref.WeakKeyDictionary()    # GradScaler -> optimizers that keep scaled gradients from step to step
 
 
 def _reducing(unscale):
@@ -587,6 +600,8 @@ def _reducing(unscale):
         if isinstance(optimizer, _Distributed):  # of a disabled one, too: clipping may follow
             optimizer.before_unscaling()
             _unscaled.setdefault(self, weakref.WeakSet()).add(optimizer)
+            if optimizer._sparse is not None:
+                _scaled.setdefault(self, weakref.WeakSet()).add(optimizer)
         return unscale(self, optimizer)
 
     return unscale_
@@ -597,7 +612,11 @@ def _ending(update):
     def update_(self, *args, **kwargs):
         for optimizer in _unscaled.pop(self, ()):
             optimizer.after_unscaling()
-        return update(self, *args, **kwargs)
+        scaled = _scaled.get(self)
+        before = scaled and self.get_scale()
+        update(self, *args, **kwargs)
+        for optimizer in scaled or ():
+            optimizer.rescale(self.get_scale() / before)
 
     return update_
 
@@ -608,7 +627,7 @@ patches.grad_scaler(_reducing, _ending)
 def DistributedOptimizer(optimizer, named_parameters=None, compression=Compression.none, backward_passes_per_step=1,
                          op=Average, gradient_predivide_factor=1.0, num_groups=0, groups=None,
                          sparse_as_dense=False, process_set=global_process_set, *, cross_barrier=False, clip_value=None,
-                         lazy=None):
+                         lazy=None, sparse=None):
     """An optimizer that reduces gradients over all ranks before each step; `optimizer` must not be used any more.
 
     optimizer: any torch optimizer, over the same parameters on all ranks.  The result is an instance of its class too,
@@ -629,10 +648,11 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         after step() makes all updates, for code that holds references to parameters of its own.
     clip_value: for cross_barrier, clip each reduced gradient to between -clip_value and it, as
         torch.nn.utils.clip_grad_value_() does.
-
     lazy: bytes; smaller gradients share ranges of memory, and a range of as many bytes or more is one operation, with the same
         bits.  0: each gradient is one.  None: rank 0 decides by the network cards' speed.  docs/horovod.md says which gradients
         stay alone.
+    sparse: a SparseChunks: only the chunks of gradients with the largest norms are sent, and updated.  For torch.optim.SGD
+        without dampening, and float32 parameters in host memory.  docs/sparse.md says what changes.
 
     Collective: every rank must create it over the same names, in the same order, with the same options (except groups).
     If they differ, Error is raised on all its ranks.  A deep copy of it raises TypeError.
@@ -655,18 +675,26 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
                          "torch.nn.utils.clip_grad_value_() behind optimizer.synchronize()")
     if lazy is not None and (not isinstance(lazy, int) or lazy is True or lazy < 0):
         raise ValueError("lazy must be a number of bytes, 0 for an operation each gradient, or None, not %r" % (lazy,))
-    if cross_barrier:
-        from .cross_barrier import CrossBarrier as base
-    else:
-        base = _Distributed
     own = kind_of(optimizer)
-    kind = type(own.__name__, (base, own), {})
+    if sparse is not None:
+        from . import sparse_optimizer
+        sparse_optimizer.check(sparse, own, {
+            "compression": compression is not Compression.none, "op": reduction not in (Average, Sum), "groups": groups is not None,
+            "process_set": process_set is not global_process_set, "cross_barrier": cross_barrier, "lazy": lazy is not None})
+        bases = sparse_optimizer.SparseOptimizer, sparse_optimizer.SparseStep
+    elif cross_barrier:
+        from .cross_barrier import CrossBarrier
+        bases = CrossBarrier,
+    else:
+        bases = _Distributed,
+    kind = type(own.__name__, (*bases, own), {})
     wrapped = kind.__new__(kind)
     # Parameters, groups and state are shared with `optimizer`, so that a scheduler made before goes on working, and stay
     # so (__setstate__); its wrapping of the instance's step is not ours.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items()
                              if key not in ("step", "_barrier", "_kind")})
     wrapped._original = optimizer
+    wrapped._sparse = sparse
     wrapped._step_supports_amp_scaling = False  # a fused one unscales by itself, and unscale_() is to
     wrapped._distribute(named_parameters, compression, backward_passes_per_step, reduction,
                         gradient_predivide_factor, groups, sparse_as_dense, process_set, lazy)

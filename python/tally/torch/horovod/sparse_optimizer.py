@@ -1,0 +1,316 @@
+"""DistributedOptimizer(sparse=SparseChunks(...)): SGD on the chunks of gradients that are sent, see sparse_chunks.py.
+
+Flow: until the ranks have laid out gradients (lazy.py), steps are dense -> then one unit has all gradients side by side, which are
+views of its memory.  The hook adds the history to a gradient as it copies it there -> a list of chosen chunks starts when its
+last gradient is there, while backward still runs; behind the last one the norms are sent -> when all have ended, histories and
+gradients are settled, and the next step's chunks chosen -> step() updates the chunks that were sent.
+
+How many lists there are follows from the layout, and what is in them from the choice, so all ranks have the same ones.
+
+A step in which anything fails has failed on all ranks.  The next one sends everything, as does that behind join().  In a new
+communicator the ranks lay out anew.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import re
+import weakref
+
+import torch
+
+from ... import _calls, _errors, _job, _operations, _where
+from ..._calls import GRADIENT, Call
+from ..._lib import DTYPE_CODES, PUSH_PULL, PUSH_PULLV
+from ..calls import Group, reduce
+from .lazy import ALONE, Layout
+from .optimizer import _Distributed
+from .sparse_chunks import Chunks, GradientLayout, History, SparseChunks, restore, save
+
+LISTS, LIST_BYTES = 8, 256 << 10  # at most so many lists in a step, of at least so many bytes
+FLOAT32 = DTYPE_CODES["float32"]
+
+
+class _Exchange:
+    """Handle of all operations of a step."""
+
+    def __init__(self, unit):
+        self._unit, self.operations, self.reason, self._result = unit, [], None, None
+
+    def wait(self):
+        """Wait for all, and settle the step once."""
+        try:
+            results = Group(self.operations).wait()
+            if self.reason is not None:
+                raise _errors.again(self.reason)
+        except Exception as error:
+            if not _where.is_handlers(error):
+                self._unit.history.chunks.choose_all()
+            raise
+        if self._result is None:
+            self._result = results[-1]
+            self._unit.settle(self._result)
+
+
+class ChunkedGradients:
+    """How all gradients of an optimizer start: as lists of chunks.  A unit as in lazy.py.
+
+    slots: all of the layout.  history: this rank's, whose gradients are the parameters' `grad`."""
+
+    def __init__(self, optimizer, slots, history):
+        self._optimizer, self.slots, self.history = weakref.ref(optimizer), slots, history
+        chunks, self._at = history.chunks, {}
+        self._owners = [[] for _ in chunks.chosen]  # chunk -> slots whose gradients are in it
+        memory = history.gradients.untyped_storage()
+        for slot in slots:
+            # A tensor of its own, not a view: each place counts its versions by itself.
+            place = torch.empty(0, dtype=torch.float32, device="cpu")
+            self._at[slot] = place.set_(memory, chunks.layout.begins[slot.name], slot.p.shape)
+            for number in chunks.of(slot.name):
+                self._owners[number].append(slot)
+        sent = round(chunks.options.share * chunks.count)
+        count = min(LISTS, sent, sent * chunks.options.chunk * 4 // LIST_BYTES)
+        like = slots[0].call
+        self._calls = [like.but(name="%s/chunks.%d" % (optimizer._prefix, number)) for number in range(max(1, count))]
+        self._norms = Call(optimizer._prefix + "/norms", space=GRADIENT)
+        self.expect()
+
+    def expect(self):
+        """A step begins."""
+        self._left = dict.fromkeys(self.slots)  # gradients that are not there, in order
+        self._lists = None                      # [(Call, ranges, slots that are not there)] of those that have not started
+        self._exchange = _Exchange(self)
+
+    def is_frozen(self):
+        """Whether a parameter needs no gradient here now."""
+        return not all(slot.p.requires_grad for slot in self.slots)
+
+    def ready(self, optimizer, slot):
+        """Backward has made a gradient."""
+        optimizer._hold(slot)
+        optimizer._forget(slot)
+        if slot.p.grad is not None:  # a hook before ours may have taken it
+            self._take(optimizer, slot)
+        if not self._left:
+            self._end(optimizer)
+
+    def start(self, optimizer, slot):
+        """Have zeros for gradients that are not there, and submit what has not started."""
+        for one in [*self._left]:
+            self._take(optimizer, one)
+        self._end(optimizer)
+
+    def refuse(self, slot, reason):
+        """Tell the other ranks why this one does not submit the rest of the step."""
+        optimizer, exchange = self._optimizer(), self._exchange
+        if exchange.reason is None:
+            exchange.reason = reason
+            for call, _, _ in self._cut():
+                _calls.refuse(PUSH_PULLV, call, reason)
+            _calls.refuse(PUSH_PULL, self._norms, reason)
+            self._began(optimizer)
+
+    def settle(self, message):
+        """The step's exchange has ended well.  message: the sum of all ranks'."""
+        self.history.settle(self.history.chunks.heard(message))
+
+    def _began(self, optimizer):
+        for one in self.slots:
+            if one.p.requires_grad:
+                optimizer._began(one, self._exchange)
+
+    def _end(self, optimizer):
+        """All gradients are there, and all lists under way."""
+        if self._exchange.reason is None:
+            message = self.history.message(_job.rank() == 0)
+            self._exchange.operations.append(reduce(self._norms, message, message))
+            self._began(optimizer)
+
+    def _take(self, optimizer, slot):
+        """Put a gradient, or zeros, in its place, and start the lists that it was missing from."""
+        p, place = slot.p, self._at[slot]
+        if self._exchange.reason is not None:
+            return
+        if p.requires_grad:
+            changed = optimizer._is_changed(slot)
+            optimizer._fill(slot)
+            self._check(slot)
+            self.history.add(slot.name, p.grad)
+            p.grad = place
+            if not changed:  # else what is there stays, and tells
+                optimizer._note(slot)
+        else:
+            if p.grad is place:
+                p.grad = place.clone()  # of an earlier step
+            self.history.leave_out(slot.name)
+        del self._left[slot]
+        gradients, lists = self.history.gradients, self._cut()
+        for entry in [*lists]:
+            call, ranges, missing = entry
+            missing.discard(slot)
+            if not missing:
+                lists.remove(entry)
+                self._exchange.operations.append(
+                    _operations.push_pullv(call, gradients.data_ptr(), gradients.data_ptr(), ranges, FLOAT32, gradients))
+
+    def _check(self, slot):
+        """Refuse a gradient that cannot lie in its place."""
+        gradient, place = slot.p.grad, self._at[slot]
+        if (gradient.shape != place.shape or gradient.dtype != place.dtype or gradient.layout is not torch.strided
+                or not gradient.is_cpu or gradient.requires_grad):
+            error = TypeError("the gradient of %s is %s, and was %s when the ranks laid out their gradients: make the "
+                              "DistributedOptimizer once more" % (slot.name, _form(gradient), _form(place)))
+            self.refuse(slot, error)
+            raise error
+
+    def _cut(self):
+        """The lists that have not started.  Each has about as many of the chosen chunks; the last one what is always sent."""
+        if self._lists is None:
+            chunks = self.history.chunks
+            chosen = chunks.chosen.nonzero().flatten().tolist()
+            self._lists = []
+            for number, call in enumerate(self._calls):
+                low, high = (len(chosen) * one // len(self._calls) for one in (number, number + 1))
+                mine, ranges = chosen[low:high], []
+                for k in mine:
+                    begin, end = chunks.bounds[k], chunks.bounds[k + 1]
+                    if ranges and sum(ranges[-1]) == begin:
+                        begin = ranges.pop()[0]
+                    ranges.append((begin, end - begin))
+                missing = {slot for k in mine for slot in self._owners[k]}
+                priority = max(slot.priority for slot in missing)
+                self._lists.append((call.but(priority=priority), ranges, missing & self._left.keys()))
+        return self._lists
+
+
+def _explain(sentence):
+    """A sentence with the user's words for the operations of a step."""
+    return _NAMES.sub("the chunks of gradients that DistributedOptimizer(sparse=...) sends", sentence)
+
+
+_NAMES = re.compile(r"'(?:\d+:)?/(?:chunks\.\d+|norms)'")
+_errors.explainers.append(_explain)
+
+
+def _form(tensor):
+    return "%s %s, %s, on %s%s" % (str(tensor.dtype).removeprefix("torch."), list(tensor.shape),
+                                   str(tensor.layout).removeprefix("torch."), tensor.device,
+                                   ", part of a graph (create_graph=True)" if tensor.requires_grad else "")
+
+
+class ChunkLayout(Layout):
+    """All gradients side by side, in one unit, once the ranks have agreed on their order."""
+
+    def _lay(self, optimizer, slots, theta, kinds):
+        layout = GradientLayout({slot.name: slot.p for slot in slots})
+        if layout.length:
+            before = optimizer.history
+            history = History(Chunks(optimizer._sparse, layout))
+            history.take(before)
+            history.chunks.choose_all()
+            optimizer.history = history
+            self.ranges = [ChunkedGradients(optimizer, slots, history)]
+
+
+def check(sparse, kind, others):
+    """Refuse options that do not go together.  kind: the optimizer's class.  others: {name of an option: whether it is used}."""
+    if not isinstance(sparse, SparseChunks):
+        raise TypeError("sparse must be a tally.torch.SparseChunks(...), not %r" % (sparse,))
+    if kind is not torch.optim.SGD:
+        raise TypeError("sparse= goes with torch.optim.SGD, not %s: chunks that are not sent keep parameters and momentum, which "
+                        "other optimizers do not know of" % kind.__name__)
+    for name, used in others.items():
+        if used:
+            raise ValueError("%s= does not go with sparse=%s" % (name, {"op": "; only op=Average and op=Sum do"}.get(name, "")))
+
+
+class SparseOptimizer(_Distributed):
+    """The class that DistributedOptimizer(sparse=...) puts before the optimizer's own class."""
+
+    def _distribute(self, *arguments):
+        for group in self.param_groups:
+            self._check_group(group)
+        super()._distribute(*arguments)
+
+    def _make_layout(self, _):
+        names = {slot.name: slot.p for slot in reversed(self._update)}
+        self.history = History(Chunks(self._sparse, GradientLayout(names)))  # of no use before a state is loaded or ranks lay out
+        return ChunkLayout(1 if self.of_all and not self._alone else 0)
+
+    @staticmethod
+    def _check_group(group):
+        for term in ("dampening", "differentiable"):
+            if group.get(term):
+                raise ValueError("sparse= does not go with SGD's %s=%r" % (term, group[term]))
+        for p in group["params"]:
+            if p.requires_grad and not (p.is_cpu and p.dtype == torch.float32 and p.is_contiguous()):
+                raise TypeError("sparse= takes contiguous float32 parameters in host memory, and one of shape %s is %s"
+                                % (list(p.shape), _form(p.detach())))
+
+    def add_param_group(self, param_group):
+        """As DistributedOptimizer's.  The next steps send everything, until the ranks have laid out gradients anew."""
+        several = param_group["params"]
+        several = [several] if isinstance(several, torch.Tensor) else list(several)
+        self._check_group({**self.defaults, **param_group, "params": [p[1] if isinstance(p, tuple) else p for p in several]})
+        super().add_param_group({**param_group, "params": several})
+
+    def _start(self, slot, gradient):
+        if gradient.is_sparse:
+            error = TypeError("the gradient of %s is a sparse tensor, which sparse=SparseChunks() cannot cut into chunks: "
+                              "sparse_as_dense=True makes it dense" % slot.name)
+            ALONE.refuse(slot, error)
+            raise error
+        self.history.add_dense(slot.name, gradient)
+        return super()._start(slot, gradient)
+
+    def _reduced(self, failure):
+        if not self._layout.ranges and failure is None:
+            gradients = [slot.p.grad for slot in self._update if slot.p.grad is not None]
+            self.history.chunks.heard_dense()
+            self.history.settle_dense(not self.history.kept or all(one.isfinite().all() for one in gradients))
+
+    def begin_anew(self):
+        super().begin_anew()
+        self.history.chunks.choose_all()
+
+    def rescale(self, factor):
+        """A GradScaler's scale has changed by this factor."""
+        self.history.rescale(factor)
+
+    def state_dict(self):
+        """As the optimizer's own, with "sparse_chunks": this rank's history."""
+        return {**super().state_dict(), "sparse_chunks": save(self.history, _job.rank())}
+
+    def load_state_dict(self, state_dict):
+        """Like the optimizer's own.  A rank that loads another one's state begins with an empty history, and warns."""
+        super().load_state_dict(state_dict)
+        if "sparse_chunks" not in state_dict:  # of another optimizer
+            self.history.chunks.choose_all()
+            return
+        loaded = restore(state_dict["sparse_chunks"], _job.rank(), self._sparse, {slot.name: slot.p for slot in self._update})
+        if self._layout.ranges:
+            self.history.take(loaded)
+        else:
+            self.history = loaded
+
+
+class SparseStep:
+    """The step() that stands between DistributedOptimizer's and SGD's own."""
+
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.history.chunks.is_dense():
+            super().step()
+        else:
+            self._step_chunks()
+        return loss
+
+    step.hooked = True  # SGD's own step runs hooks, and that below
+
+    @torch.optim.Optimizer.profile_hook_step
+    @torch.no_grad()
+    def _step_chunks(self):
+        names = {id(slot.p): slot.name for slot in self._update}
+        self.history.chunks.update(self.param_groups, self.state, names)
