@@ -4,7 +4,7 @@
     bench/collectives/collectives.py [--json FILE] [--plot FILE]     # n = 2, 4, 8; k = 0, n/2, n; 1 to 128 MB
     bench/collectives/collectives.py --quick                         # n = 4, k = 0, 200 Mbit/s, 1 and 8 MB: two minutes
     bench/collectives/collectives.py -n 4 -k 0 4 --bytes 32M --systems tally gloo --operations all-gather broadcast
-    bench/collectives/collectives.py -n 4 -k 0 --ranks-per-machine 2
+    bench/collectives/collectives.py -k 0 --layouts 2x4 4x2 4+2+2    # machines with several ranks
 
 README.md beside this file says what is compared and what the columns mean.  Needs root (test/lab/lab.py says what
 else).  SPDX-License-Identifier: Apache-2.0
@@ -84,8 +84,9 @@ def available(arguments, given):
 class Cells:
     """What was measured on one cluster: {(system, variant, k): {(operation, bytes): [a run's result]}}."""
 
-    def __init__(self):
+    def __init__(self, layout):
         self.results = {}
+        self.first_ranks = [sum(layout[:machine]) for machine in range(len(layout))]
 
     def add(self, way, entries, lines, warnings):
         """lines: for each rank what it has printed for each entry."""
@@ -97,6 +98,8 @@ class Cells:
                     "seconds": seconds,
                     "median_s": statistics.median(seconds),
                     "cpu_s": sum(sum(rank["cpu_seconds"]) for rank in ranks) / len(seconds),
+                    "cards": [[ranks[first][way] / len(seconds) for way in ("sent", "received")]
+                              for first in self.first_ranks],
                     "busy": ranks[0]["busy"] / ranks[0]["ticks"] if ranks[0]["ticks"] else None,
                     "wrong": sum(rank["wrong"] for rank in ranks),
                     "version": ranks[0]["report"]["version"],
@@ -115,12 +118,31 @@ def median(runs):
     return statistics.median(run["median_s"] for run in runs)
 
 
-def measure(lab, cluster, found, entries, arguments):
+def layout_of(word):
+    """Ranks on each worker machine: of "4x2" [2, 2, 2, 2], of "4+2+2" [4, 2, 2]."""
+    try:
+        if "x" in word:
+            machines, each = map(int, word.split("x"))
+            found = machines * [each]
+        else:
+            found = [int(each) for each in word.split("+")]
+    except ValueError:
+        found = []
+    if len(found) < 2 or min(found) < 1:
+        raise argparse.ArgumentTypeError(f"'{word}' is no layout; one looks like 4x2, machines and ranks on each, or 4+2+2")
+    return found
+
+
+def layout_text(layout):
+    return f"{len(layout)} × {layout[0]}" if len(set(layout)) == 1 else " + ".join(map(str, layout))
+
+
+def measure(lab, cluster, layout, found, entries, arguments):
     """The runs of all systems in turns."""
-    cells, workers = Cells(), cluster.hosts[: cluster.n]
-    lists = [(name, total // 4 // (cluster.n * arguments.ranks_per_machine)
-              * cluster.n * arguments.ranks_per_machine) for name, total in entries]
-    tensors = [(name, count) for name, count in lists]
+    cells, workers = Cells(layout), cluster.hosts[: cluster.n]
+    tensors = [(name, total // 4 // sum(layout) * sum(layout)) for name, total in entries]
+    for system in found.values():
+        system.ranks = dict(zip(workers, layout))
     for turn in range(arguments.runs):
         for name, system in found.items():
             for variant in system.variants if not arguments.quick else system.variants[:1]:
@@ -134,17 +156,17 @@ def measure(lab, cluster, found, entries, arguments):
 
 
 HEADER = (f"{'operation':14} {'bytes':>10} {'k':>3} {'system':8} {'median s':>9} {'optimum s':>9} {'fraction':>8} "
-          f"{'least':>7} {'x gloo':>6} {'cpu':>6} {'busy':>5}  version")
+          f"{'least':>7} {'x gloo':>6} {'cards':>6} {'cpu':>6} {'busy':>5}  version")
 
 
 def show(row):
     print(f"{row['operation']:14} {row['bytes']:10} {row['k']:3} {row['system']:8} {row['time_s']:9.4f} "
           f"{row['optimum_s']:9.4f} {row['fraction']:8.4f} {row['optimum_s'] / row['least_s']:7.4f} "
-          f"{goodput.figure(row['over_gloo'], 6, 2)} {row['cpu_s_per_gb']:6.2f} {goodput.figure(row['busy'], 5, 2)}  "
+          f"{goodput.figure(row['over_gloo'], 6, 2)} {row['cards']:6.3f} {row['cpu_s_per_gb']:6.2f} {goodput.figure(row['busy'], 5, 2)}  "
           f"{row['version']}{' ' + row['variant'] if row['variant'] else ''}", flush=True)
 
 
-def rows_of(cells, cluster, found, entries, bandwidth, arguments, settings):
+def rows_of(cells, cluster, layout, found, entries, bandwidth, settings):
     workers = [bandwidth[h] for h in cluster.hosts[: cluster.n]]
     for entry in entries:
         operation, total = entry
@@ -155,13 +177,14 @@ def rows_of(cells, cluster, found, entries, bandwidth, arguments, settings):
                 if runs is None:
                     continue
                 services = [bandwidth[h] for h in cluster.hosts[cluster.n :][:k]]
-                best = optimum.collective(operation, workers, services, total, arguments.ranks_per_machine)
+                best = optimum.collective(operation, workers, services, total, layout)
+                moved = [[statistics.median(of) for of in zip(*ways)] for ways in zip(*(run["cards"] for run in runs))]
                 yield {
                     "bench": "collectives",
                     "operation": operation,
                     "n": cluster.n,
                     "k": k,
-                    "ranks_per_machine": arguments.ranks_per_machine,
+                    "layout": layout,
                     "bytes": total,
                     "system": name,
                     "variant": variant,
@@ -173,6 +196,9 @@ def rows_of(cells, cluster, found, entries, bandwidth, arguments, settings):
                     "fraction": best / median(runs),
                     "over_gloo": median(gloo) / median(runs) if gloo else None,
                     "cpu_s_per_gb": statistics.median(run["cpu_s"] for run in runs) / total * 1e9,
+                    "cards": optimum.seconds(workers, moved) / best,
+                    "cards_bytes": moved,
+                    "cards_least_bytes": optimum.cards(operation, workers, services, total, layout),
                     "busy": statistics.median(run["busy"] or 0 for run in runs),
                     "wrong": sum(run["wrong"] for run in runs),
                     "warnings": "".join(sorted({run["warnings"] for run in runs})) if name == "tally" else "",
@@ -199,25 +225,27 @@ def show_step(rows, total):
 
 
 def draw(rows, file):
-    """A panel for each operation and n: goodput over bytes, a line for each system."""
+    """A panel for each operation and layout: goodput over bytes, a line for each system."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    ns, operations = sorted({row["n"] for row in rows}), [o for o in OPERATIONS if any(r["operation"] == o for r in rows)]
-    figure, axes = pyplot.subplots(len(ns), len(operations), figsize=(4 * len(operations), 3.2 * len(ns)), squeeze=False)
-    for across, n in zip(axes, ns):
+    layouts = sorted({tuple(row["layout"]) for row in rows})
+    operations = [o for o in OPERATIONS if any(r["operation"] == o for r in rows)]
+    size = (4 * len(operations), 3.2 * len(layouts))
+    figure, axes = pyplot.subplots(len(layouts), len(operations), figsize=size, squeeze=False)
+    for across, layout in zip(axes, layouts):
         for axis, operation in zip(across, operations):
             lines = {}
             for row in rows:
-                if (row["n"], row["operation"]) == (n, operation):
+                if (tuple(row["layout"]), row["operation"]) == (layout, operation):
                     label = row["system"] + (f", k = {row['k']}" if row["system"] == "tally" else "")
                     lines.setdefault(label, []).append((row["bytes"] / MEGA, 100 * row["fraction"]))
             for label, points in lines.items():
                 axis.plot(*zip(*sorted(points)), marker="o", label=label)
             sizes = sorted({x for points in lines.values() for x, _ in points})
-            axis.set(title=f"{operation}, n = {n}", xscale="log", ylim=(0, 110), xlabel="MB", ylabel="% of the optimum")
+            axis.set(title=f"{operation}, {layout_text(layout)}", xscale="log", ylim=(0, 110), xlabel="MB", ylabel="% of the optimum")
             axis.set_xticks(sizes, [f"{x:g}" for x in sizes])
             axis.set_xticks([], minor=True)
             axis.legend(fontsize="x-small")
@@ -228,9 +256,10 @@ def draw(rows, file):
 
 def parse():
     parser = argparse.ArgumentParser(description="collectives on an emulated cluster against their optimum")
-    parser.add_argument("-n", type=int, nargs="+", help="worker machines (2 4 8)")
+    parser.add_argument("-n", type=int, nargs="+", help="worker machines, with a rank each (2 4 8)")
+    parser.add_argument("--layouts", type=layout_of, nargs="+", default=[], metavar="LAYOUT",
+                        help="worker machines and their ranks, in place of -n: 4x2, or 4+2+2")
     parser.add_argument("-k", type=int, nargs="+", help="CPU machines (0, n/2, n)")
-    parser.add_argument("--ranks-per-machine", type=int, default=1, metavar="R", help="on every worker machine (1)")
     parser.add_argument("--rate", help="of every card (500mbit)")
     parser.add_argument("--burst", type=goodput.size, default=96 << 10, help="of the cards' token buckets (96K)")
     parser.add_argument("--bytes", type=goodput.size, nargs="+", help="(1M 8M 32M 128M)")
@@ -246,14 +275,17 @@ def parse():
     parser.add_argument("--plot", metavar="FILE", help="draw fractions over sizes (needs matplotlib)")
     arguments = parser.parse_args()
     quick = arguments.quick
-    arguments.n = arguments.n or ([4] if quick else [2, 4, 8])
+    if arguments.n and arguments.layouts:
+        parser.error("-n and --layouts exclude each other")
+    arguments.ranks_per_machine = 1  # of the systems, until measure() sets each cluster's
+    arguments.layouts = arguments.layouts or [n * [1] for n in arguments.n or ([4] if quick else [2, 4, 8])]
     arguments.bytes = arguments.bytes or [size * MEGA for size in ([1, 8] if quick else [1, 8, 32, 128])]
     arguments.rate = arguments.rate or ("200mbit" if quick else "500mbit")
     arguments.runs = arguments.runs or (1 if quick else 5)
-    if min(arguments.n) < 2 or min(arguments.k or [0]) < 0:
+    if min(map(len, arguments.layouts)) < 2 or min(arguments.k or [0]) < 0:
         parser.error("two workers are the least")
-    if arguments.iterations < 1 or arguments.warm_up < 0 or arguments.ranks_per_machine < 1:
-        parser.error("an iteration and one rank a machine are the least")
+    if arguments.iterations < 1 or arguments.warm_up < 0:
+        parser.error("an iteration is the least")
     if any("=" not in word for word in arguments.set):
         parser.error("--set takes NAME=VALUE")
     return arguments
@@ -270,17 +302,18 @@ def main():
     if arguments.json:
         pathlib.Path(arguments.json).write_text("", encoding="utf-8")
     entries = [(operation, size) for operation in arguments.operations for size in arguments.bytes]
-    for n in arguments.n:
+    for layout in arguments.layouts:
+        n = len(layout)
         ks = arguments.k or ([0] if arguments.quick else sorted({0, n // 2, n}))
         cluster = goodput.Cluster(n, ks, arguments.rate, [], burst=arguments.burst)
         with Lab([systems.Host(h) for h in cluster.hosts], cluster.rate, congestion="cubic", burst_bytes=cluster.burst) as lab:
             bandwidth = stream.bandwidths(lab, cluster.hosts, 1 if arguments.quick else 3)
-            print(f"\n{cluster}, {arguments.ranks_per_machine} ranks a machine; {' '.join(arguments.set) or 'default settings'}\n"
+            print(f"\n{cluster}, ranks {layout_text(layout)}; {' '.join(arguments.set) or 'default settings'}\n"
                   f"B = {bandwidth[cluster.hosts[0]] / 1e6:.3f} MB/s from host to host")
-            cells = measure(lab, cluster, found, entries, arguments)
+            cells = measure(lab, cluster, layout, found, entries, arguments)
         print(HEADER, flush=True)
-        of_n = list(rows_of(cells, cluster, found, entries, bandwidth, arguments, settings))
-        for row in of_n:
+        of_layout = list(rows_of(cells, cluster, layout, found, entries, bandwidth, settings))
+        for row in of_layout:
             show(row)
             if row["warnings"]:
                 print(row["warnings"], file=sys.stderr)
@@ -288,8 +321,8 @@ def main():
                 with open(arguments.json, "a", encoding="utf-8") as out:
                     out.write(json.dumps(row) + os.linesep)
         for size in arguments.bytes:
-            show_step(of_n, size)
-        rows += of_n
+            show_step(of_layout, size)
+        rows += of_layout
     if arguments.plot:
         draw(rows, arguments.plot)
     return 1 if any(row["wrong"] for row in rows) else 0

@@ -101,6 +101,7 @@ int each_run(struct rank *r, const struct each_calls *calls, void *user, const c
         one.count = 1;
         one.wrong = 0;
         one.busy = one.ticks = 0;
+        one.sent = one.received = 0;
         one.seconds = rank_allocate((size_t)one.iterations, sizeof *one.seconds);
         one.cpu_seconds = rank_allocate((size_t)one.iterations, sizeof *one.cpu_seconds);
         rank_run(&one, &by_rank, &job);

@@ -75,11 +75,20 @@ class Each:
         return int((self.output != right).sum())
 
 
+def cards():
+    """(bytes sent, bytes received) by this machine's cards, as in rank.c."""
+    lines = pathlib.Path("/proc/net/dev").read_text(encoding="ascii").splitlines()[2:]
+    numbers = [line.partition(":")[2].split() for line in lines if line.partition(":")[0].strip() != "lo"]
+    return sum(int(of[8]) for of in numbers), sum(int(of[0]) for of in numbers)
+
+
 def run(each, iterations, warm_up):
     seconds, cpu, busy, ticks, wrong = [], [], 0, 0, 0
+    sent = received = 0
     for it in range(-warm_up, iterations):
         step = (it + warm_up) % 5
         each.fill(step)
+        moved = cards()
         dist.barrier()
         before = machine()
         begin, cpu_begin = time.perf_counter(), time.process_time()
@@ -90,9 +99,12 @@ def run(each, iterations, warm_up):
             after = machine()
             busy, ticks = busy + after[0] - before[0], ticks + after[1] - before[1]
         dist.barrier()
+        if it >= 0:
+            now = cards()
+            sent, received = sent + now[0] - moved[0], received + now[1] - moved[1]
         wrong += each.count_wrong(step)
     version = {"version": "PyTorch " + torch.__version__}
-    print(json.dumps({"rank": each.rank, "wrong": wrong, "busy": busy, "ticks": ticks, "report": version,
+    print(json.dumps({"rank": each.rank, "wrong": wrong, "busy": busy, "ticks": ticks, "sent": sent, "received": received, "report": version,
                       "seconds": seconds, "cpu_seconds": cpu}), flush=True)
     return wrong
 

@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <time.h>
 
@@ -48,6 +49,24 @@ static void machine(double *busy, double *ticks)
     fclose(f);
     *busy = t[0] + t[1] + t[2] + t[5] + t[6];
     *ticks = *busy + t[3] + t[4];
+}
+
+/* Bytes that all cards of this machine have sent and received: of all its interfaces but loopback. */
+static void cards(double *sent, double *received)
+{
+    char line[512], name[32];
+    double in, out;
+    FILE *f = fopen("/proc/net/dev", "r");
+    if (!f)
+        fail("cannot read", "/proc/net/dev");
+    *sent = *received = 0;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, " %31[^:]: %lf %*f %*f %*f %*f %*f %*f %*f %lf", name, &in, &out) == 3 &&
+            strcmp(name, "lo") != 0) {
+            *received += in;
+            *sent += out;
+        }
+    fclose(f);
 }
 
 void rank_start(struct rank *r, int argc, char **argv)
@@ -107,6 +126,8 @@ void rank_run(struct rank *r, const struct rank_calls *calls, void *user)
             calls->fill(user, r, it + r->warm_up);
         else
             fill(r, it + r->warm_up);
+        double sent, received, sent_then, received_then;
+        cards(&sent, &received); /* others may begin while this rank still is in the barrier */
         calls->barrier(user);
         double busy, ticks, busy_then, ticks_then;
         machine(&busy, &ticks);
@@ -121,6 +142,11 @@ void rank_run(struct rank *r, const struct rank_calls *calls, void *user)
         }
         calls->barrier(
             user); /* a rank that is done early must not take the cores from the others by looking */
+        if (it >= 0) {
+            cards(&sent_then, &received_then);
+            r->sent += sent_then - sent;
+            r->received += received_then - received;
+        }
         r->wrong += calls->count_wrong ? calls->count_wrong(user, r, it + r->warm_up)
                                        : count_wrong(r, it + r->warm_up);
     }
@@ -136,8 +162,10 @@ static void print_list(const struct rank *r, const char *name, const double *val
 
 void rank_print(const struct rank *r, const char *report)
 {
-    printf("{\"rank\": %d, \"wrong\": %zu, \"busy\": %.0f, \"ticks\": %.0f, \"report\": %s", r->number,
-           r->wrong, r->busy, r->ticks, report ? report : "null");
+    printf(
+        "{\"rank\": %d, \"wrong\": %zu, \"busy\": %.0f, \"ticks\": %.0f, \"sent\": %.0f, \"received\": %.0f",
+        r->number, r->wrong, r->busy, r->ticks, r->sent, r->received);
+    printf(", \"report\": %s", report ? report : "null");
     print_list(r, "seconds", r->seconds);
     print_list(r, "cpu_seconds", r->cpu_seconds);
     printf("}\n");

@@ -18,7 +18,8 @@ struct rank {
     struct tensor *tensors;
     double *seconds, *cpu_seconds; /* of each iteration behind the warm-up */
     double busy, ticks;            /* the whole machine's processors meanwhile, in ticks of /proc/stat */
-    size_t wrong;                  /* elements that differ from the exact sum */
+    double sent, received; /* bytes of this machine's cards meanwhile, and in the barriers around it */
+    size_t wrong;          /* elements that differ from the exact sum */
 };
 
 /* From the arguments ITERATIONS WARM_UP LIST; LIST is a file of lines "COUNT NAME".  Exits where they are wrong. */

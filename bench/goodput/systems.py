@@ -53,7 +53,7 @@ class System:
 
     def __init__(self, arguments, given):
         self.arguments, self.given = arguments, given
-        self.ranks = arguments.ranks_per_machine
+        self.ranks = arguments.ranks_per_machine  # or {worker: its ranks}
 
     def lacks(self):
         """What is missing here to run it, or None."""
@@ -218,8 +218,10 @@ class OpenMpi(System):
             options |= {f"coll_tuned_{name}": str(value) for name, value in self.algorithms[variant].items()}
         with tempfile.TemporaryDirectory(prefix="goodput-") as folder:
             options["orte_tmpdir_base"] = folder
-            argv = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", len(workers) * self.ranks]
-            argv += ["--host", ",".join(f"{host}:{self.ranks}" for host in workers), "--output-filename", f"{folder}:nojobid"]
+            counts = lab.rank_counts(workers, self.ranks)
+            argv = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", sum(counts.values())]
+            argv += ["--host", ",".join(f"{host}:{count}" for host, count in counts.items())]
+            argv += ["--output-filename", f"{folder}:nojobid"]
             argv += [word for name, value in options.items() for word in ("--mca", name, value)]
             argv += [built(*self.program), *command]
             done = lab.run(workers[0], argv, timeout_s=PATIENCE_S, apart=True)

@@ -5,6 +5,7 @@ import argparse
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 
@@ -37,9 +38,42 @@ def test_bounds_of_collectives():
     assert optimum.collective("reduce", [2.0, 4.0, 1.0], [9.0], 8) == 8
     assert optimum.collective("all-gather", [1.0] * 4, [1.0] * 4, 8) == 6
     assert optimum.collective("reduce-scatter", [1.0] * 4, [], 8) == 6
-    assert optimum.collective("all-to-all", [1.0] * 4, [], 8, ranks=2) == 12
+    assert optimum.collective("all-to-all", [1.0] * 4, [], 8, [2] * 4) == 12
     assert optimum.collective("all-reduce", [1.0] * 4, [1.0] * 4, 8) == 8
     assert optimum.all_gather([1.0, 2.0, 1.0], [6, 1, 1]) == 7  # who has least receives most
+    three = [1.0] * 3
+    assert [optimum.collective(operation, three, [], 8, [4, 2, 2]) for operation in collectives.OPERATIONS] == pytest.approx(
+        [32 / 3, 6, 6, 8, 16, 8])
+    assert [into for _, into in optimum.cards("all-gather", three, [], 8, [4, 2, 2])] == [4, 6, 6]
+    assert [out for out, _ in optimum.cards("all-gather", three, [], 8, [4, 2, 2])] == pytest.approx([16 / 3] * 3)
+    assert optimum.cards("reduce", [1.0, 2.0], [], 8, [1, 5]) == [(0, 8), (8, 0)]
+    assert optimum.cards("all-to-all", [1.0, 2.0], [], 9, [1, 2]) == [(6, 6), (6, 6)]
+    assert optimum.cards("broadcast", [1.0], [], 8, [3]) == [(0, 0)]
+
+
+def relays_are_enough(allowed, workers, pieces):
+    """Can every card send its piece, and receive what it lacks, in these seconds, and relays send the copies besides?"""
+    total, room = sum(pieces), 0
+    for b, piece in zip(workers, pieces):
+        spare = allowed * b - piece
+        if spare < 0 or allowed * b < total - piece:
+            return False
+        room += spare
+    return room >= (len(workers) - 2) * total
+
+
+def test_bounds_are_the_least_time():
+    draw = random.Random(3)
+    for _ in range(300):
+        workers = [draw.choice([1.0, draw.uniform(1, 5)]) for _ in range(draw.randrange(2, 9))]
+        pieces = [draw.choice([0.0, 1.0, draw.uniform(0, 9)]) for _ in workers]
+        pieces[draw.randrange(len(pieces))] += 1
+        loads = optimum.gathered(workers, pieces)
+        best = optimum.seconds(workers, loads)
+        assert relays_are_enough(best * (1 + 1e-9), workers, pieces)
+        assert not relays_are_enough(best * (1 - 1e-9), workers, pieces)
+        assert sum(out for out, _ in loads) == pytest.approx((len(workers) - 1) * sum(pieces))
+        assert all(out >= piece for (out, _), piece in zip(loads, pieces))
 
 
 @pytest.mark.parametrize("operation, least", [("reduce-scatter", 0.978), ("all-gather", 0.988), ("broadcast", 0.985),
@@ -116,9 +150,17 @@ def test_quick_run(tmp_path):
 @needs_lab
 def test_quick_run_of_ranks_that_share_machines(tmp_path):
     built(*collectives.Tally.program)
-    rows = benchmark("collectives/collectives.py", tmp_path / "rows.json", "-n", "2", "-k", "0", "--bytes", "1M",
-                     "--systems", "tally", "--ranks-per-machine", "2")
-    assert all(row["wrong"] == 0 and row["ranks_per_machine"] == 2 for row in rows) and len(rows) == 6
+    rows = benchmark("collectives/collectives.py", tmp_path / "rows.json", "-k", "0", "--bytes", "1M",
+                     "--systems", "tally", "--layouts", "2x2", "2+1+1")
+    assert [row["layout"] for row in rows] == [[2, 2]] * 6 + [[2, 1, 1]] * 6
+    for row in rows:
+        cards = [max(of) for of in row["cards_bytes"]]
+        least = [max(of) for of in row["cards_least_bytes"]]
+        assert row["wrong"] == 0 and len(cards) == row["n"]
+        assert max(cards) > 0.98 * max(least), row
+        assert row["cards"] > 0.95, row  # cards' measured speeds differ a little
+        if row["operation"] == "all-reduce" and row["n"] == 2:  # teams
+            assert max(cards) < 1.1 * max(least), row
 
 
 @pytest.mark.long(turn=4)
@@ -136,6 +178,10 @@ def test_quick_run_of_sharded_training(tmp_path):
 def test_bad_arguments():
     for program, arguments, word in (
         ("collectives/collectives.py", ["-n", "1"], "two workers"),
+        ("collectives/collectives.py", ["--layouts", "4y2"], "'4y2' is no layout"),
+        ("collectives/collectives.py", ["--layouts", "1x4"], "'1x4' is no layout"),
+        ("collectives/collectives.py", ["--layouts", "4+0"], "'4+0' is no layout"),
+        ("collectives/collectives.py", ["-n", "4", "--layouts", "4x2"], "exclude each other"),
         ("collectives/collectives.py", ["--operations", "scan"], "invalid choice"),
         ("collectives/collectives.py", ["--bytes", "0"], "no size"),
         ("collectives/collectives.py", ["--set", "TALLY_PART_BYTES"], "NAME=VALUE"),

@@ -132,6 +132,9 @@ def test_tally_plan_agrees(tmp_path):
         assert done.returncode == 0, done.stderr
         planned = json.loads(done.stdout)
         assert planned["time_s"] == pytest.approx(optimum.optimum(workers, services, 128 << 20), rel=1e-5)
+        for operation in ("all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all"):
+            least = planned[operation.replace("-", "_") + "_time_s"]
+            assert least == pytest.approx(optimum.collective(operation, workers, services, 128 << 20), rel=1e-5), operation
         shares = [service["bytes"] / (128 << 20) for service in planned["services"]]
         due = optimum.traffic(len(workers), shares, 128 << 20)
         assert [service["each_way_bytes"] for service in planned["services"]] == pytest.approx(due, abs=20)
