@@ -5,11 +5,16 @@ SPDX-License-Identifier: Apache-2.0
 
 import os
 import pathlib
+import re
 import subprocess
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "test" / "python"))
+import jobs  # noqa: E402
+
 BUILD = pathlib.Path(os.environ.get("TEST_BUILD", ROOT / "build"))
 MESON = BUILD / "meson" if (BUILD / "meson").exists() else BUILD
 
@@ -25,3 +30,14 @@ def test_push_pull(ranks, services):
     machines = ranks if services else 1
     assert done.stdout == (f"[rank 0] {ranks} ranks on {machines} machines, {machines + services} services: "
                            f"each of 1000000 sums is {each}, 0 are wrong\n")
+
+
+@pytest.mark.parametrize("ranks, services", [(1, 0), (3, 1)])
+def test_lars(ranks, services):
+    """It learns, and all ranks have the same bits at the end."""
+    status, output = jobs.run(ranks, services, [ROOT / "examples" / "lars.py", "--epochs", "8"])
+    assert status == 0, output[-6000:]
+    losses, accuracies = zip(*re.findall(r"epoch \d+  loss ([\d.]+)  accuracy ([\d.]+)", output))
+    assert len(losses) == 8 and float(losses[-1]) < float(losses[0]) / 3 and float(accuracies[-1]) > 0.75, output[-6000:]
+    assert len(re.findall(r"rank \d: parameters", output)) == ranks
+    assert len(set(re.findall(r"rank \d: parameters ([0-9a-f]{8})", output))) == 1, output[-6000:]
