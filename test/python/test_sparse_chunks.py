@@ -192,6 +192,9 @@ def test_every_element_is_looked_at():
                 assert message()[-2] == 1, (chunk, i)
                 value.view(-1)[i] = old
         assert message()[-2] == 0
+        for name in values:
+            history.leave_out(name)
+        assert not history.gradients.any() and not history.message(False).any()
 
 
 def test_choice():
@@ -630,7 +633,12 @@ def bad_gradients():
     train_some(model, optimizer, 3)
     assert not optimizer.history.chunks.chosen.all()
 
-    # On all ranks: it keeps its values, and the others train on.
+    # On all ranks: it keeps its gradient and its values, and the others train on.
+    model[2].weight.requires_grad_(False)
+    old = model[2].weight.grad.clone()
+    backward(model, *shard(99, t.rank(), t.size()))
+    optimizer.synchronize()
+    assert torch.equal(model[2].weight.grad, old)
     model[2].weight.requires_grad_(False)
     optimizer.zero_grad()
     before = model[2].weight.clone()
@@ -677,6 +685,22 @@ def bad_gradients():
 
 def test_bad_gradients(four):
     four(bad_gradients)
+
+
+def half_passes():
+    """A step may have fewer passes than backward_passes_per_step; code that changes a gradient meanwhile is found out."""
+    from test_optimizer import backward
+    t = hvd()
+    model, optimizer = make(backward_passes_per_step=2)
+    train_some(model, optimizer, 12)
+    assert optimizer._layout.ranges and not optimizer.history.chunks.sent.all()
+    backward(model, *shard(99, t.rank(), t.size()))
+    model[0].weight.grad.mul_(2)
+    fails(RuntimeError, optimizer.step, "0.weight", "changed")
+
+
+def test_fewer_passes(two):
+    two(half_passes)
 
 
 def long_chunk():
