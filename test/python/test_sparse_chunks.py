@@ -560,6 +560,33 @@ def test_another_communicator():
         job.close()
 
 
+def joined_in_backward():
+    """Lists of a backward that no step follows have ended when join() returns."""
+    import torch
+    from tally.torch.horovod import sparse_optimizer
+    t = hvd()
+    saved, sparse_optimizer.LIST_BYTES = sparse_optimizer.LIST_BYTES, 64
+    try:
+        model, optimizer = make(options={"share": 0.9, "warm_up": 0, "chunk": 64})
+        train_some(model, optimizer, 8)
+        optimizer.zero_grad()
+        if t.rank() != 2:
+            x, y = shard(99, t.rank(), t.size())
+            torch.nn.functional.cross_entropy(model[2:](model[:2](x).detach()), y).backward()
+        operations = optimizer._layout.ranges[0]._exchange.operations
+        assert bool(operations) == (t.rank() != 2)
+        t.join()
+        assert all(one._ended for one in operations)
+        t.broadcast_parameters(model.state_dict(), 0)
+        train_some(model, optimizer, 3)
+    finally:
+        sparse_optimizer.LIST_BYTES = saved
+
+
+def test_join_in_backward(four):
+    four(joined_in_backward)
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------------
 
 

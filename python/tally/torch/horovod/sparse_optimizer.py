@@ -109,6 +109,14 @@ class ChunkedGradients:
             _calls.refuse(PUSH_PULL, self._norms, reason)
             self._began(optimizer)
 
+    def drop(self):
+        """Wait for the lists of a backward that did not reach all parameters, and that no step follows."""
+        try:
+            Group(self._exchange.operations).wait()
+        except _errors.Error as error:
+            if _where.is_handlers(error):
+                raise
+
     def settle(self, message):
         """The step's exchange has ended well.  message: the sum of all ranks'."""
         self.history.settle(self.history.chunks.heard(message))
@@ -269,6 +277,8 @@ class SparseOptimizer(_Distributed):
             self.history.settle_dense(not self.history.kept or all(one.isfinite().all() for one in gradients))
 
     def begin_anew(self):
+        for unit in self._layout.ranges:
+            unit.drop()
         super().begin_anew()
         self.history.chunks.choose_all()
 
