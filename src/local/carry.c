@@ -14,6 +14,7 @@
 #include "local/posts.h"
 #include "local/way.h"
 #include "local/work.h"
+#include "ops/local.h"
 
 enum { LITTLE = 64 << 10 }; /* of a result, that its user's loop copies to the others */
 
@@ -65,8 +66,14 @@ void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece)
 {
     if (!piece->ahead)
         return;
+    struct tly_local_op *op = piece->op;
     piece->ahead = false;
-    atomic_fetch_sub(&piece->op->waiting, piece->length);
+    uint64_t waited = atomic_fetch_sub(&op->waiting, piece->length), half = op->ahead / 2;
+    if (!op->call->reduces) { /* pairs with team_may_ask() */
+        if (waited > half && waited - piece->length <= half)
+            tly_local_call_own(l);
+        return;
+    }
     atomic_fetch_sub(&l->ahead, piece->length);
     /* Pairs with team_may_sum(). */
     if (!atomic_load(&l->to_wake) || atomic_fetch_sub(&l->to_wake, piece->length) > (int64_t)piece->length)

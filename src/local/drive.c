@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "local/posts.h"
 #include "local/way.h"
+#include "ops/local.h"
 
 bool tly_drive_has_news(struct tly_local *l)
 {
@@ -53,7 +54,8 @@ static bool drive_step(struct tly_local *l, const struct tly_errand *e)
         struct tly_local_round *r = tly_list_entry(n, struct tly_local_round, node);
         bool done = r->way->is_finished(r);
         if (!done) {
-            turn.before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
+            if (r->op->call->reduces) /* what waits to land keeps nothing back */
+                turn.before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
             if ((e->light && r->moved > e->light) || !r->way->step(l, r, &turn)) {
                 turn.in_order += r->way->in_order;
                 continue;

@@ -49,14 +49,17 @@
 struct tly_local;
 struct tly_local_call;
 
-/* A part that this rank carries: its team's sum comes to lie in the rank's output, is pushed from there, and its result
- * lands there. */
+/* A part that this rank carries.  Of a sum: its team's sum comes to lie in the rank's output, is pushed from there, and its
+ * result lands there.  Of a gathering: the rank's own data go to the team's others before they are pushed; what other machines
+ * give lands in the rank's output. */
 struct tly_local_piece {
     struct tly_list node; /* of the operation's lists; of who holds it between these */
     struct tly_local_op *op;
-    uint64_t place; /* in the tensor */
+    uint64_t place;      /* in the result */
+    const uint8_t *from; /* this rank's own data, of a gathering; NULL: they come from elsewhere */
     uint32_t length;
-    bool ahead; /* summed, and its user has not said that it is sent */
+    bool
+        ahead; /* its user has it, and has not said that it is sent, or, of a gathering, that it has landed */
 };
 
 /* One operation of this rank.  Filled in by the caller down to the line; zeros below. */
@@ -80,7 +83,8 @@ struct tly_local_op {
     uint32_t parts;                  /* of a team: all its ranks' pieces; else 0 */
     struct tly_list
         pieces; /* likewise, if this is not 0: those of this rank, in the order in which they are summed */
-    uint64_t ahead; /* likewise: bytes up to it that may wait to be sent while it is summed; 0: any */
+    uint64_t
+        ahead; /* likewise: bytes that may wait to be sent while more are summed, or to land while more are asked for; 0: any */
     /* ------ the engine's; under its lock */
     struct tly_list node; /* inbox; backlog; ops by age */
     struct tly_local_round *meeting;
@@ -90,7 +94,7 @@ struct tly_local_op {
     bool held;              /* it has entered by tly_local_enter() and is not yet given back */
     bool left_behind; /* the engine's own mark, in place of one that was withdrawn before it was posted */
     bool alone;       /* no other was in flight when it was submitted */
-    atomic_ullong waiting; /* bytes of its pieces that were summed and are not yet sent */
+    atomic_ullong waiting; /* bytes of its pieces that are `ahead` */
     atomic_bool diverted;  /* release, once it is the service's */
 };
 
@@ -100,9 +104,11 @@ struct tly_local_user {
     /* It cannot be done here, on no rank.  The operation is the user's again. */
     void (*divert)(void *user, struct tly_local_op *op);
     /* This rank has joined, and another one of its team has submitted this, which it has not: zeros are wanted in its
-     * name.  Down to `priority`, and count and bytes and parts, as that one means it.  Must not call back. */
-    void (*stand_in)(void *user, const struct tly_local_op *like);
-    /* Of a team: the sum lies at op->sums + place.  Its result is to land there, then: tly_local_landed(). */
+     * name.  Down to `priority`, and count and bytes and parts, as that one means it.  False: nothing can stand for it.
+     * Must not call back. */
+    bool (*stand_in)(void *user, const struct tly_local_op *like);
+    /* Of a team: the sum lies at op->sums + place, or the user may go on with what the rank gives.  The result is to land
+     * there, then: tly_local_landed(), but for the rank's own data. */
     void (*summed)(void *user, struct tly_local_piece *piece);
     /* All lengths are known, of a call whose `gathered` it has.  Returns what that does. */
     void *(*gather)(void *user, struct tly_local_op *op, const int64_t first_dims[], const uint64_t bytes[]);

@@ -61,7 +61,7 @@ static void posts_in_miss(struct tly_local *l, struct tly_local_round *r, uint32
         .bytes = p->bytes,
         .parts = (uint32_t)p->first_dim};
     r->asked = true;
-    l->calls->stand_in(l->user, &like);
+    r->over = !l->calls->stand_in(l->user, &like);
 }
 
 bool tly_posts_take_joined(struct tly_local *l, uint32_t rank)

@@ -13,7 +13,8 @@
 
 static bool posts_out_gives(const struct tly_local *l, const struct tly_local_op *op)
 {
-    return !op->mark && tly_gives(op->call->givers, op->root, l->me);
+    bool gathers = op->parts && !op->call->reduces; /* each gives its data by itself: nobody reads them */
+    return !op->mark && !gathers && tly_gives(op->call->givers, op->root, l->me);
 }
 
 static uint64_t posts_out_address(const void *p)
@@ -25,7 +26,7 @@ static uint64_t posts_out_address(const void *p)
 static void posts_out_locate(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
 {
     uint64_t in = posts_out_gives(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
-    uint64_t out = op->call->reduces ? tly_segment_place(l->segment, op->output, op->bytes) : 0;
+    uint64_t out = op->call->reduces || op->parts ? tly_segment_place(l->segment, op->output, op->bytes) : 0;
     p->input = in ? in : posts_out_address(op->input);
     p->output = out ? out : posts_out_address(op->output);
     p->flags |= (in ? TLY_POST_POOL_IN : 0) | (out ? TLY_POST_POOL_OUT : 0);

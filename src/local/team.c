@@ -5,6 +5,9 @@
  * were its input, and has the result land there (comm/path/team.c); then it copies the result to the others.  So nothing need
  * be staged, and a part's way through shared memory hides behind other parts' way through the network.
  *
+ * Where the ranks gather, a part is some rank's own: it copies it to the others of its machine and pushes it.  What lands from
+ * other machines the carrier copies to the others.
+ *
  * A rank's operation may end badly at any time, by a verdict that it hears before the others do.  So who is about to touch
  * its buffers says so in `working`, then looks whether they are still lent; who ends takes them back first, then waits
  * until nobody is at this round. */
@@ -126,6 +129,13 @@ static bool team_may_sum(struct tly_local *l, const struct tly_local_op *op, uin
     return (int64_t)atomic_load(&l->ahead) < half || atomic_load(&l->blocked);
 }
 
+/* Where more is asked for than the card takes, services send at different speeds, and the slowest is late.  This holds each
+ * operation by itself: the ranks may begin several in different orders. */
+static bool team_may_ask(const struct tly_local_op *op)
+{
+    return !op->ahead || atomic_load(&op->waiting) < op->ahead; /* tly_local_sent() wakes us at half of it */
+}
+
 /* The division and the second factor are the service's. */
 static bool team_sum_piece(struct tly_local *l, const struct tly_local_round *r,
                            const struct tly_local_piece *piece)
@@ -156,10 +166,9 @@ static bool team_sum_piece(struct tly_local *l, const struct tly_local_round *r,
 }
 
 /* To all others; who counts the last one in a rank's buffers wakes it. */
-static bool team_spread_piece(struct tly_local *l, const struct tly_local_round *r,
-                              const struct tly_local_piece *piece)
+static bool team_copy_to_others(struct tly_local *l, const struct tly_local_round *r,
+                                const struct tly_local_piece *piece, const uint8_t *from)
 {
-    const uint8_t *from = r->op->sums + piece->place;
     for (uint32_t i = 0; i < l->count; i++) {
         uint8_t *to = team_output_of(l, r, i, piece->place);
         if (i == l->me)
@@ -187,10 +196,29 @@ static bool team_spread_piece(struct tly_local *l, const struct tly_local_round 
 bool tly_team_spread(struct tly_local *l, struct tly_local_round *r, const struct tly_local_piece *piece)
 {
     if (!team_enter(l, r))
-        return false;                         /* the verdict is on its way to us too */
-    bool ok = team_spread_piece(l, r, piece); /* if not: who fails is noticed elsewhere */
+        return false; /* the verdict is on its way to us too */
+    /* If not: who fails is noticed elsewhere. */
+    bool ok = team_copy_to_others(l, r, piece, r->op->sums + piece->place);
     team_leave(l);
     return ok;
+}
+
+/* This rank's own data.  A staged result is copied back as a whole, so they must be there, too. */
+static bool team_give_piece(struct tly_local *l, const struct tly_local_round *r,
+                            const struct tly_local_piece *piece)
+{
+    if (r->op->borrowed)
+        memcpy(r->op->sums + piece->place, piece->from, piece->length);
+    return team_copy_to_others(l, r, piece, piece->from);
+}
+
+/* What the user waits for before it pushes the piece, or asks for it. */
+static bool team_prepare_piece(struct tly_local *l, const struct tly_local_round *r,
+                               const struct tly_local_piece *piece)
+{
+    if (r->op->call->reduces)
+        return team_sum_piece(l, r, piece);
+    return !piece->from || team_give_piece(l, r, piece);
 }
 
 static bool team_step(struct tly_local *l, struct tly_local_round *r, const struct tly_turn *turn)
@@ -204,15 +232,18 @@ static bool team_step(struct tly_local *l, struct tly_local_round *r, const stru
         return true;
     }
     struct tly_local_piece *piece = tly_list_entry(next, struct tly_local_piece, node);
-    if (next == &op->pieces || !team_may_sum(l, op, turn->before) || !team_enter(l, r))
+    bool sums = op->call->reduces;
+    if (next == &op->pieces || !(sums ? team_may_sum(l, op, turn->before) : team_may_ask(op)) ||
+        !team_enter(l, r))
         return false;
-    bool ok = team_sum_piece(l, r, piece);
+    bool ok = team_prepare_piece(l, r, piece);
     team_leave(l);
     if (ok) {
         tly_list_remove(next);
         piece->ahead = true;
         atomic_fetch_add(&op->waiting, piece->length);
-        atomic_fetch_add(&l->ahead, piece->length);
+        if (sums)
+            atomic_fetch_add(&l->ahead, piece->length);
         l->calls->summed(l->user, piece);
     }
     return ok;

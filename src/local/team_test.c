@@ -110,7 +110,7 @@ static void test_ahead(void **state)
 /* What waits of more urgent operations counts; it is sent before who waits for it goes to sleep, or wakes him. */
 static void test_before(void **state)
 {
-    struct tly_local_op other = {.ahead = 1};
+    struct tly_local_op other = {.call = f.op.call, .ahead = 1};
     struct tly_local_piece first = {.op = &other, .length = 2 * PIECE, .ahead = true};
     f.op.ahead = 2 * PIECE;
     f.l.ahead = other.waiting = 2 * PIECE;
@@ -136,6 +136,30 @@ static void test_blocked(void **state)
     assert_int_equal(sum_all_that_may(0), 2);
 }
 
+/* Of a gathering so much is asked for as has not landed, whatever else waits; then the thread is woken at half of it. */
+static void test_asked_for(void **state)
+{
+    f.op.call = tly_call_allgather.local;
+    f.op.ahead = 4 * PIECE;
+    f.op.borrowed = f.out; /* staged: what is copied back must have this rank's own data */
+    f.piece[1].from = (uint8_t *)f.in + PIECE;
+    for (int i = 1; i <= 4; i++) {
+        assert_true(step(100 * PIECE));
+        assert_int_equal(summed, i);
+    }
+    assert_false(step(0));
+    assert_int_equal(f.l.ahead, 0);
+    assert_memory_equal(f.out + COUNT, f.in + COUNT, PIECE);
+    tly_local_sent(&f.l, &f.piece[0]);
+    assert_int_equal(f.control.bell, 0);
+    tly_local_sent(&f.l, &f.piece[1]);
+    tly_local_sent(&f.l, &f.piece[1]);
+    assert_int_equal(f.control.bell, 1);
+    assert_true(step(0));
+    assert_true(step(0));
+    assert_int_equal(summed, PIECES);
+}
+
 /* However little may be summed ahead, one piece may. */
 static void test_large_pieces(void **state)
 {
@@ -155,6 +179,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_ahead, begin, end),
         cmocka_unit_test_setup_teardown(test_before, begin, end),
         cmocka_unit_test_setup_teardown(test_blocked, begin, end),
+        cmocka_unit_test_setup_teardown(test_asked_for, begin, end),
         cmocka_unit_test_setup_teardown(test_large_pieces, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

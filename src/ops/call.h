@@ -58,6 +58,10 @@ struct tly_call {
      * other, from its begin. */
     const struct tly_ranges *(*ranges)(const struct tally_op *op);
 
+    /* From any thread.  Is it large enough for the ranks of each machine to do it together (comm/path/team.c)?  The same on all
+     * ranks.  NULL: never. */
+    bool (*teams)(const struct tally_op *op);
+
     /* In the loop, as the next.  The epoch is known: cut the operation into parts, the same on all ranks (comm/path/parts.h).
      * -errno. */
     int (*cut)(struct tally_comm *c, struct tally_op *op);

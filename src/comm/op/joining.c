@@ -42,15 +42,19 @@ static void joining_tell_all(tally_comm *c)
 /* --- standing in ----------------------------------------------------------------------------------- */
 
 /* A large push_pull of this machine's team, which this rank has not submitted: without its share of the parts, and its
- * post, the others could not push theirs.  So it does what they do, with zeros. */
+ * post, the others could not push theirs.  So it does what they do, with zeros.  Other calls of a team fail once a rank has
+ * joined: their home says so. */
 struct wanted {
     struct tly_list node;
     struct tly_local_op like;
 };
 
-void tly_joining_stand_in(void *comm, const struct tly_local_op *like)
+bool tly_joining_stand_in(void *comm, const struct tly_local_op *like)
 {
     tally_comm *c = comm;
+    const struct tly_call *call = tly_call_of(like->number);
+    if (!call || !tly_call_is_sum_for_all(call))
+        return false;
     struct wanted *w = malloc(sizeof *w);
     if (w) {
         w->like = *like;
@@ -59,6 +63,7 @@ void tly_joining_stand_in(void *comm, const struct tly_local_op *like)
         tly_inbox_break(&c->inbox, ENOMEM, "out of memory");
     }
     tly_loop_wake(&c->loop);
+    return true;
 }
 
 /* The tensor of a stand-in, which is free; names.lock held.  NULL: *err is 0, and this rank has submitted that itself, or

@@ -49,7 +49,7 @@ void tly_rounds_tell(struct tly_peer *p);
 void tly_joining_placed(void *comm);
 void tly_joining_over(void *comm, uint32_t joins, uint32_t last, int err, const char *sentence);
 /* The engine's callback; from any thread. */
-void tly_joining_stand_in(void *comm, const struct tly_local_op *like);
+bool tly_joining_stand_in(void *comm, const struct tly_local_op *like);
 /* In the loop, before each sleep, if this rank has joined: is it done?  When to look again, or INT64_MAX. */
 int64_t tly_joining_look(tally_comm *c);
 /* The communicator fails, or is closed. */

@@ -51,6 +51,17 @@ static inline bool tly_chain_is_empty(const struct tly_chain *ch)
     return !ch->stages;
 }
 
+/* Does it have the stage at this place; one before it? */
+static inline bool tly_chain_has(const struct tly_chain *ch, enum tly_stage_place place)
+{
+    return ch->stages >> place & 1;
+}
+
+static inline bool tly_chain_has_before(const struct tly_chain *ch, enum tly_stage_place place)
+{
+    return ch->stages & ((1u << place) - 1);
+}
+
 /* The state that the stage at this place keeps in the operation.  The engine and the team keep theirs in struct tly_sharing. */
 static inline void **tly_chain_own(struct tly_chain *ch, enum tly_stage_place place)
 {

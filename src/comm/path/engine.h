@@ -28,8 +28,9 @@ struct tly_sharing {
     const struct tly_engine_user *user;
     struct tly_local_op op;
     bool entered;    /* a stage has given it to the engine */
+    uint32_t coming; /* of a gathering: so many parts are to come before it enters; 0: part 0 says when */
     bool mute;       /* ... as a mark, of which nothing is to be heard */
-    uint8_t *result; /* owned: of an allgather, where a stage has the memory for its pieces; else NULL */
+    uint8_t *result; /* owned: of a gathering, where a stage has the memory for its pieces; else NULL */
 };
 
 /* It goes to the engine, which gets the reference when it gets the operation. */

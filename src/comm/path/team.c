@@ -1,11 +1,16 @@
-/* team.c - several machines, several ranks on them: the ranks of a machine are a team, which pushes large tensors once.
+/* team.c - several machines, several ranks on them: the ranks of a machine are a team, which pushes large tensors once, and
+ * gathers what is not its own once.
  *
  * Of such a push_pull each part but the first has a carrier on every machine.  The carriers of a part are a list of ranks
  * as a group is one: what the services sum, answer and redo are their pushes, each the sum of a team (src/local/team.c
  * makes it and hands the result round).  A tree over machines of trees over their ranks is the tree over ranks, or what
  * the service would compute anyway: else there are no teams (tly_roster_suits_teams).
  *
- * Part 0 is empty, and pushed by every rank for itself: a roll call.  So a tensor's home sees all ranks' specs, marks and
+ * Of an all-gather each part has a list, too: the rank that it comes from, and a carrier on each other machine.  The carrier asks
+ * for it, and the engine copies it to the machine's others.  Each rank copies its own piece to them.  No rank reads another
+ * one's input, so it enters the engine as soon as it is cut.
+ *
+ * Part 0 is empty, or an all-gather's list, and pushed by every rank for itself: a roll call.  So a tensor's home sees all ranks' specs, marks and
  * absences as ever, and all ranks have its verdicts from there.
  *
  * The thread "tally-local" sums the inputs of the machine's ranks into the carrier's output, about a credit ahead of what has
@@ -34,9 +39,6 @@
 #include "local/local.h"
 #include "local/segment.h"
 #include "membership/roster.h"
-
-/* Below this, the roll call and the hand-overs cost more than pushing twice. */
-enum { LEAST_BYTES = 16 << 10 };
 
 static struct tly_part *team_stage_part(struct tly_local_piece *piece)
 {
@@ -123,8 +125,20 @@ int tly_team_agree(tally_comm *c)
 
 /* --- a stage of an operation -------------------------------------------------------------------------------- */
 
+/* To the memory that a stage has for each part. */
+static void team_stage_spread_pieces(const struct tally_op *op)
+{
+    for (uint32_t i = 1; i < op->part_count; i++) {
+        const struct tly_shard *s = &op->parts[i].shard;
+        if (!s->piece.from)
+            memcpy(s->landing, op->shared.result + s->piece.place, s->piece.length);
+    }
+}
+
 static void team_stage_ended(struct tally_op *op, int err, const char *sentence)
 {
+    if (!err && op->shared.result)
+        team_stage_spread_pieces(op);
     if (err)
         tly_stage_lost(op, err, sentence);
     else
@@ -140,8 +154,7 @@ static const struct tly_engine_user team_user = {.ended = team_stage_ended, .div
 
 static bool team_stage_suits(const tally_comm *c, const struct tally_op *op)
 {
-    return c->teams.on && tly_call_is_sum_for_all(op->call) && op->group->number == 0 && !op->mark &&
-           op->bytes >= LEAST_BYTES;
+    return c->teams.on && op->call->teams && op->group->number == 0 && !op->mark && op->call->teams(op);
 }
 
 static void team_stage_take(tally_comm *c, struct tally_op *op)
@@ -218,48 +231,135 @@ static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_c
     return 0;
 }
 
+bool tly_team_gathers(const struct tally_op *op)
+{
+    return tly_chain_has(&op->chain, STAGE_TEAM) && !op->call->reduces;
+}
+
+const struct tally_group *tly_team_carriers(const tally_comm *c, uint32_t rank, uint32_t turn, bool *ours)
+{
+    const struct tly_roster_rank *at = &c->member.roster.ranks[rank];
+    struct tally_group *const *carry = c->teams.carry;
+    unsigned first = at->local_rank, step = 1, lists = (unsigned)c->teams.lists;
+    while (first + step < lists && carry[first + step]->ranks[at->machine] != rank)
+        step++;
+    const struct tally_group *list = carry[first + turn % (1 + (lists - 1 - first) / step) * step];
+    *ours = list->ranks[c->machine] == (uint32_t)c->rank;
+    return list;
+}
+
+void tly_team_share(struct tly_part *p, uint64_t place)
+{
+    struct tly_local_op *whole = &p->op->shared.op;
+    p->shard.piece = (struct tly_local_piece){.place = place, .length = p->length};
+    if (p->state == PART_LANDED)
+        return;
+    p->shard.piece.op = whole;
+    tly_list_init(&p->shard.piece.node);
+    tly_list_append(&whole->pieces, &p->shard.piece.node);
+}
+
+void tly_team_shared(struct tally_op *op, uint32_t parts, uint64_t bytes, uint64_t ahead)
+{
+    op->shared.op.parts = parts;
+    op->shared.op.bytes = bytes;
+    op->shared.op.ahead = ahead;
+}
+
 static int team_stage_begin(tally_comm *c, struct tally_op *op)
 {
-    op->shared.op.ahead = op->credit;
+    if (op->call->reduces)
+        op->shared.op.ahead = op->credit;
     return 0;
+}
+
+/* A gathering whose list has come: it enters with the last of the other parts. */
+static int team_stage_more(tally_comm *c, struct tally_op *op)
+{
+    op->shared.coming = op->part_count - 1;
+    return 0;
+}
+
+static void team_stage_enter(struct tally_op *op)
+{
+    op->shared.entered = true;
+    tly_local_enter(op->shared.engine, &op->shared.op);
 }
 
 /* The roll call comes when all parts have: then the others may read this rank's input, and the engine sums the parts in its
  * own order. */
-static int team_stage_ready(tally_comm *c, struct tly_part *p)
+static int team_stage_ready_sum(struct tly_part *p)
 {
     struct tally_op *op = p->op;
     if (p->index > 0)
         return 0;
     op->shared.op.input = op->parts[1].input - op->parts[1].place;
     op->shared.op.output = op->parts[1].landing - op->parts[1].place;
-    op->shared.entered = true;
-    tly_local_enter(op->shared.engine, &op->shared.op);
+    team_stage_enter(op);
     return 1;
 }
 
+/* Where all pieces lie one behind the other.  Stages before this one have a memory for each part. */
+static int team_stage_place_pieces(struct tally_op *op)
+{
+    const struct tly_part *first = &op->parts[1];
+    bool staged = tly_chain_has_before(&op->chain, STAGE_TEAM);
+    if (staged)
+        op->shared.result = malloc(op->shared.op.bytes);
+    op->shared.op.output = staged ? op->shared.result : first->landing - first->shard.piece.place;
+    return op->shared.op.output ? 0 : -ENOMEM;
+}
+
+static int team_stage_ready_piece(struct tly_part *p)
+{
+    struct tally_op *op = p->op;
+    if (p->index == 0 && op->part_count == 1) /* the list goes first */
+        return 1;
+    if (p->index > 0) {
+        p->shard.landing = p->landing;
+        p->shard.piece.from = p->input;
+        if (!op->shared.coming || --op->shared.coming > 0)
+            return 0;
+    }
+    int err = team_stage_place_pieces(op);
+    if (!err)
+        team_stage_enter(op);
+    return err ? err : p->index == 0;
+}
+
+static int team_stage_ready(tally_comm *c, struct tly_part *p)
+{
+    return p->op->call->reduces ? team_stage_ready_sum(p) : team_stage_ready_piece(p);
+}
+
+/* Of a gathering, what has landed makes room. */
 static void team_stage_admitted(struct tly_part *p)
 {
-    if (team_stage_carries(p))
+    if (team_stage_carries(p) && (p->op->call->reduces || p->shard.piece.from))
         tly_local_sent(p->op->shared.engine, &p->shard.piece);
 }
 
-/* The engine copies it to the others.  That all have come here it says of the operation. */
+/* The engine copies it to the others, who have what is this rank's own.  That all have come here it says of the operation. */
 static bool team_stage_landed(tally_comm *c, struct tly_part *p)
 {
+    struct tly_local *engine = p->op->shared.engine;
     if (p->index == 0)
         return true;
-    tly_local_landed(p->op->shared.engine, &p->shard.piece);
+    tly_local_sent(engine, &p->shard.piece);
+    if (p->shard.piece.from) /* the service has it, which may be later than all pieces are here */
+        return tly_chain_has_ended(&p->op->chain, STAGE_TEAM);
+    tly_local_landed(engine, &p->shard.piece);
     return false;
 }
 
 static void team_stage_withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
     if (!over)
-        return;              /* the others of the team end it when they hear of it from home */
-    if (!op->shared.entered) /* the others' rounds there end when all posts have come */
-        tly_local_enter(op->shared.engine, &op->shared.op);
-    op->shared.entered = true;
+        return;                /* the others of the team end it when they hear of it from home */
+    if (!op->shared.entered) { /* the others' rounds there end when all posts have come */
+        op->shared.op.mark |= !op->shared.op.parts;
+        team_stage_enter(op);
+    }
     if (!tly_chain_has_ended(&op->chain,
                              STAGE_TEAM)) /* the engine may be at it, if only to say that it is over */
         tly_local_withdraw(op->shared.engine, &op->shared.op);
@@ -269,15 +369,18 @@ static void team_stage_withdraw(tally_comm *c, struct tally_op *op, bool over)
     if (op->shared.op.borrowed)
         tly_pool_free(op->shared.op.borrowed);
     op->shared.op.borrowed = NULL;
+    free(op->shared.result);
+    op->shared.result = NULL;
 }
 
 const struct tly_stage tly_stage_team = {
-    .does = "is not summed on this machine yet",
+    .does = "waits for other ranks of this machine",
     .shared = true,
     .suits = team_stage_suits,
     .take = team_stage_take,
     .cut = team_stage_cut,
     .begin = team_stage_begin,
+    .more = team_stage_more,
     .ready = team_stage_ready,
     .admitted = team_stage_admitted,
     .landed = team_stage_landed,
@@ -288,6 +391,10 @@ const struct tly_stage tly_stage_team = {
 void tly_team_summed(void *comm, struct tly_local_piece *piece)
 {
     struct tly_part *p = team_stage_part(piece);
-    p->input = p->landing = p->op->shared.op.sums + p->place;
+    p->landing = piece->op->sums + piece->place;
+    if (p->op->call->reduces)
+        p->input = p->landing;
+    else if (piece->from) /* staged data are copied over the caller's while services read this */
+        p->input = piece->op->borrowed ? p->landing : piece->from;
     tly_stage_passed(p);
 }

@@ -1,4 +1,4 @@
-/* team.h - the ranks of a machine that push large tensors together (team.c): a stage (stage.h).
+/* team.h - the ranks of a machine that push large tensors, or gather, together (team.c): a stage (stage.h).
  *
  * Owner: the loop, but for the engine's callbacks. */
 #ifndef TLY_COMM_TEAM_H
@@ -10,11 +10,17 @@
 #include "tally/tally.h"
 
 struct tally_group;
+struct tally_op;
+struct tly_part;
 
 /* Of a part: what the engine has of it, if this rank carries it for its team; else clear. */
 struct tly_shard {
     struct tly_local_piece piece;
+    uint8_t *landing; /* of a gathering: where the result belongs, as the part came */
 };
+
+/* Below this, the roll call and the hand-overs cost more than pushing twice. */
+enum { TLY_TEAM_BYTES = 16 << 10 };
 
 /* Fixed once open. */
 struct tly_teams {
@@ -29,6 +35,16 @@ int tly_team_begin_lists(tally_comm *c);
 void tly_team_finish(tally_comm *c);
 /* All ranks together, once all runs: can all machines' ranks share memory?  Sets c->teams.  As tally_op_wait(). */
 int tly_team_agree(tally_comm *c);
+/* Does the machine's team gather this? */
+bool tly_team_gathers(const struct tally_op *op);
+/* Parts of rank `rank`'s piece have, one after the other, these carriers: a rank of each machine, of which that rank is one.
+ * turn: the part's number in the piece.  *ours: this rank is one, too. */
+const struct tally_group *tly_team_carriers(const tally_comm *c, uint32_t rank, uint32_t turn, bool *ours);
+/* The part of a gathering is `place` bytes behind the result's begin.  What this rank does not carry has landed. */
+void tly_team_share(struct tly_part *p, uint64_t place);
+/* So many parts are cut, of a result of so many bytes.  Of what this rank carries so many bytes may be asked for that have
+ * not landed. */
+void tly_team_shared(struct tally_op *op, uint32_t parts, uint64_t bytes, uint64_t ahead);
 /* The engine's callbacks; from any thread. */
 void tly_team_summed(void *comm, struct tly_local_piece *piece);
 

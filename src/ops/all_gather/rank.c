@@ -5,7 +5,10 @@
  *
  * Each piece is a broadcast from its rank.  The service of its machine relays it, or others where cards or pieces differ
  * (tly_relay_next).  The n-th parts of all pieces go before any piece's next part.  Equal pieces of up to 1 MB go as those of
- * an all-to-all do: straight to each receiver's machine, unasked. */
+ * an all-to-all do: straight to each receiver's machine, unasked.
+ *
+ * Where the ranks of a machine are a team, one of them asks for a part, and all of them get it (comm/path/team.c).  So each byte
+ * crosses the network once a machine, whatever the pieces' size. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +23,7 @@
 #include "comm/op/spec.h"
 #include "comm/op/tensor.h"
 #include "comm/path/parts.h"
+#include "comm/path/team.h"
 #include "comm/submit.h"
 #include "ops/call.h"
 #include "ops/local.h"
@@ -73,6 +77,8 @@ static int gather_plan_pieces(const tally_comm *c, const struct tally_op *op, co
 {
     const struct tally_group *g = op->group;
     struct tly_plan_machine *machine = tly_tensor_machines(c, op);
+    for (int i = 0; machine && tly_team_gathers(op) && i < op->epoch->services; i++)
+        machine[i].ranks = machine[i].ranks > 0; /* that is how often a part goes there */
     uint64_t *bytes = calloc((size_t)op->epoch->services, sizeof *bytes);
     for (int i = 0; bytes && i < g->size; i++)
         bytes[tly_service_of(c, g->ranks[i])] += piece[i];
@@ -83,13 +89,15 @@ static int gather_plan_pieces(const tally_comm *c, const struct tally_op *op, co
 }
 
 /* Each part is a broadcast from its owner.  As of a scatter, the n-th parts of all pieces go before any piece's next: all
- * machines' cards send and receive all the time. */
-static void gather_lay_out(tally_comm *c, struct tally_op *op, int n, const uint64_t *piece, uint32_t part,
-                           struct tly_relay *r, uint8_t *to)
+ * machines' cards send and receive all the time.  Returns how many parts this rank sends or asks for. */
+static uint32_t gather_lay_out(tally_comm *c, struct tally_op *op, int n, const uint64_t *piece,
+                               uint32_t part, struct tly_relay *r, uint8_t *to)
 {
     const struct tally_group *g = op->group;
+    const bool team = tly_team_gathers(op);
     struct tly_part *p = op->parts + 1;
     uint64_t most = 0;
+    uint32_t own = 0;
     for (int i = 0; i < n; i++)
         most = piece[i] > most ? piece[i] : most;
     for (uint64_t at = 0; at < most; at += part) {
@@ -100,23 +108,31 @@ static void gather_lay_out(tally_comm *c, struct tally_op *op, int n, const uint
             uint32_t length = tly_parts_length(at, piece[i], part);
             uint32_t index = (uint32_t)(p - op->parts);
             int service = tly_relay_next(r, tly_service_of(c, g->ranks[i]), length);
-            bool mine = i == g->rank;
-            *p++ = (struct tly_part){
+            bool mine = i == g->rank, ours = true;
+            const struct tally_group *list =
+                team ? tly_team_carriers(c, g->ranks[i], (uint32_t)(at / part), &ours) : g;
+            *p = (struct tly_part){
                 .op = op,
+                .state = ours ? PART_IDLE : PART_LANDED,
                 .landing = start + at,
                 .input = mine ? op->input + at : NULL,
                 .place = at,
                 .index = index,
                 .order = index,
                 .number = index,
-                .group = g->number,
+                .group = list->number,
                 .length = length,
                 .result_length = mine ? 0 : length,
                 .owner = tly_epoch_owner(c, op->epoch, op->key, index, (uint16_t)service),
                 .dtype = op->dtype,
                 .root = g->ranks[i]};
+            if (team)
+                tly_team_share(p, (uint64_t)(start + at - to));
+            own += ours;
+            p++;
         }
     }
+    return own;
 }
 
 /* So many parts of each piece may be asked for that have not landed.  With less, services run dry for a round trip.  With more
@@ -129,12 +145,15 @@ static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piec
 {
     const struct tally_group *g = op->group;
     const int n = g->size;
+    const bool team = tly_team_gathers(op);
+    const uint32_t abreast =
+        (uint32_t)(team ? c->machines : n); /* that send, and receive, a part at a time */
     uint64_t bytes = 0, total = 0, before = 0;
     for (int i = 0; i < n; i++) {
         before = i == g->rank ? bytes : before;
         bytes += piece[i];
     }
-    uint32_t part = tly_parts_largest(op, bytes, n);
+    uint32_t part = tly_parts_largest(op, bytes, (int)abreast);
     for (int i = 0; i < n; i++)
         total += tly_parts_count(piece[i], part);
     struct tly_relay *r = malloc(sizeof *r);
@@ -142,8 +161,11 @@ static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piec
     if (!err)
         err = tly_parts_more(op, total);
     if (!err)
-        gather_lay_out(c, op, n, piece, part, r, to);
-    tly_progress_limit(&op->progress, ROWS_AHEAD * (uint32_t)n);
+        tly_progress_begin(&op->progress, 1 + gather_lay_out(c, op, n, piece, part, r, to));
+    if (team)
+        tly_team_shared(op, (uint32_t)total, bytes, (uint64_t)ROWS_AHEAD * abreast * part);
+    else
+        tly_progress_limit(&op->progress, ROWS_AHEAD * abreast);
     free(r);
     if (!err && piece[g->rank] && to + before != op->input)
         memcpy(to + before, op->input, piece[g->rank]);
@@ -158,7 +180,7 @@ enum { UNASKED_BYTES = 1 << 20 }; /* bench/goodput/cards.c has it, too */
 static int gather_even_parts(tally_comm *c, struct tally_op *op)
 {
     uint8_t *own = op->output + (size_t)op->group->rank * op->bytes;
-    if (op->bytes <= UNASKED_BYTES) {
+    if (op->bytes <= UNASKED_BYTES && !tly_team_gathers(op)) {
         if (op->bytes && own != op->input)
             memcpy(own, op->input, op->bytes);
         return tly_parts_exchange(c, op, NULL);
@@ -211,8 +233,10 @@ static int gather_listed(tally_comm *c, struct tally_op *op)
     own->data = malloc(own->bytes ? own->bytes : 1);
     err = own->data ? gather_parts(c, op, piece, own->data) : -ENOMEM;
     for (uint32_t i = 1; i < op->part_count && !err; i++) {
-        op->parts[i].bytes = op->parts[i].length;
-        tly_progress_miss(&op->progress, op->parts[i].bytes);
+        struct tly_part *p = &op->parts[i];
+        p->bytes = p->length;
+        if (p->state != PART_LANDED)
+            tly_progress_miss(&op->progress, p->bytes);
     }
     free(piece);
     return err ? err : 1;
@@ -232,6 +256,12 @@ static int gather_cut(tally_comm *c, struct tally_op *op)
     p->result_length = p->length * (uint32_t)op->group->size;
     p->dtype = TALLY_INT64;
     return 0;
+}
+
+/* The sizes of unlike pieces are not known before the list has come.  A rank that has joined can carry nothing. */
+static bool gather_teams(const struct tally_op *op)
+{
+    return !op->root && (!op->even || op->bytes * (unsigned)op->group->size >= TLY_TEAM_BYTES);
 }
 
 static void *gather_place(struct tally_op *op, const int64_t first_dims[], const uint64_t bytes[])
@@ -266,6 +296,7 @@ const struct tly_call tly_call_allgather = {
     .check = gather_check,
     .needs = gather_needs,
     .furnish = gather_furnish,
+    .teams = gather_teams,
     .cut = gather_cut,
     .release = gather_release,
     .answered = gather_listed,

@@ -13,6 +13,7 @@
 #include "comm/op/part.h"
 #include "comm/op/spec.h"
 #include "comm/path/parts.h"
+#include "comm/path/team.h"
 #include "comm/submit.h"
 #include "ops/call.h"
 #include "ops/local.h"
@@ -25,7 +26,13 @@ static bool reduce_sum_spares(uint32_t root)
 
 static const struct tly_local_call sum_local = {.reduces = true, .spares = reduce_sum_spares};
 
+static bool reduce_teams(const struct tally_op *op)
+{
+    return op->bytes >= TLY_TEAM_BYTES;
+}
+
 const struct tly_call tly_call_push_pull = {
+    .teams = reduce_teams,
     .cut = tly_parts_whole,
     .function = "tally_push_pull",
     .local = &sum_local,
@@ -68,6 +75,7 @@ const struct tly_call tly_call_push_pullv = {
     .furnish = ranges_furnish,
     .release = ranges_release,
     .ranges = ranges_of,
+    .teams = reduce_teams,
     .cut = tly_parts_whole,
     .own_bytes = sizeof(struct tly_ranges),
     .function = "tally_push_pullv",
