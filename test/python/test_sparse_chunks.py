@@ -368,6 +368,15 @@ def test_jobs_on_one_machine_have_the_simulations_bits(machine):
         assert results == [0] * 28
 
 
+def test_jobs_of_teams_have_the_simulations_bits():
+    job = jobs.Ranks(4, 1, machines=2)
+    try:
+        for results, _ in job(like_simulation, 1, True):
+            assert results == [0] * 28
+    finally:
+        job.close()
+
+
 def like_dense():
     """share=1 has the bits of training without sparse=."""
     from test_optimizer import backward
