@@ -90,7 +90,8 @@ def train(name, way, seed, epochs, data, limit):
 
 def summary(rows):
     """The table: means over seeds, and the differences from the dense training of the same seed."""
-    print("%-8s %-17s %6s %6s %9s %9s   %s" % ("model", "way", "chunks", "sent", "loss", "accuracy", "points from dense, by seed"))
+    print("%-8s %-17s %6s %6s %9s %9s   %s"
+          % ("model", "way", "chunks", "sent", "loss", "accuracy", "points from dense, by seed"))
     for name in CHUNK:
         dense = {row["seed"]: row["accuracies"][-1] for row in rows if row["model"] == name and row["way"] == "dense"}
         for way in WAYS:

@@ -46,7 +46,8 @@ class Simulation:
         return self.histories[0].chunks
 
     def _lay_out(self):
-        before, chunks = self.histories, Chunks(self.options, GradientLayout({name: self.parameters[name] for name in self.order}))
+        layout = GradientLayout({name: self.parameters[name] for name in self.order})
+        before, chunks = self.histories, Chunks(self.options, layout)
         self.histories = [History(chunks, keep=self.keep) for _ in before]
         for history, old in zip(self.histories, before):
             history.take(old)

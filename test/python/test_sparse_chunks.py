@@ -263,8 +263,9 @@ def test_pieces_have_the_optimizers_own_arithmetic():
 def test_bad_options():
     from tally.torch.horovod.sparse_chunks import SparseChunks
     for options, word in (({"share": 0}, "share must"), ({"share": 1.1}, "share must"), ({"share": "x"}, "share must"),
-                          ({"share": math.nan}, "share must"), ({"warm_up": -1}, "warm_up must"), ({"warm_up": 0.5}, "warm_up must"),
-                          ({"chunk": 0}, "multiple of 16"), ({"chunk": 40}, "multiple of 16"), ({"chunk": 64.0}, "multiple of 16")):
+                          ({"share": math.nan}, "share must"), ({"warm_up": -1}, "warm_up must"),
+                          ({"warm_up": 0.5}, "warm_up must"), ({"chunk": 0}, "multiple of 16"), ({"chunk": 40}, "multiple of 16"),
+                          ({"chunk": 64.0}, "multiple of 16")):
         fails(ValueError, lambda: SparseChunks(**options), word)
 
 
@@ -315,7 +316,8 @@ def wrong(one, other):
 
 
 def like_simulation(passes, to_none):
-    """Train, save, and train on with another optimizer.  Returns the elements that differ from a simulation, and what was sent."""
+    """Train, save, and train on with another optimizer.  Returns the elements that differ from a simulation, and the chunks
+    that were sent, in each step."""
     import copy
     from test_optimizer import backward
     t = hvd()
@@ -630,7 +632,8 @@ def refused():
     options = {"share": 0.5, "chunk": 64} if t.rank() != 2 else {"share": 0.25, "chunk": 64}
     fails(RuntimeError, lambda: make(options=options), "share=0.5", "share=0.25", "rank 2")
     _, optimizer = make()
-    fails(ValueError, lambda: optimizer.add_param_group({"params": torch.nn.Linear(2, 2).parameters(), "dampening": 0.5}), "dampening")
+    more = {"params": torch.nn.Linear(2, 2).parameters(), "dampening": 0.5}
+    fails(ValueError, lambda: optimizer.add_param_group(more), "dampening=0.5")
 
 
 def test_refused(four):

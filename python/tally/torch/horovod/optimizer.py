@@ -679,8 +679,9 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     if sparse is not None:
         from . import sparse_optimizer
         sparse_optimizer.check(sparse, own, {
-            "compression": compression is not Compression.none, "op": reduction not in (Average, Sum), "groups": groups is not None,
-            "process_set": process_set is not global_process_set, "cross_barrier": cross_barrier, "lazy": lazy is not None})
+            "compression": compression is not Compression.none, "op": reduction not in (Average, Sum),
+            "groups": groups is not None, "process_set": process_set is not global_process_set,
+            "cross_barrier": cross_barrier, "lazy": lazy is not None})
         bases = sparse_optimizer.SparseOptimizer, sparse_optimizer.SparseStep
     elif cross_barrier:
         from .cross_barrier import CrossBarrier

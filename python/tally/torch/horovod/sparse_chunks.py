@@ -1,13 +1,13 @@
-"""Coarse-grained sparse communication (CSC; GradientFlow, Sun et al. 2019): only chunks of gradients with large norms are sent.
+"""Coarse-grained sparse communication (CSC; GradientFlow, Sun et al. 2019): chunks of gradients with large norms are sent.
 
-The gradients G of a model lie in one stretch of memory (GradientLayout), in the order in which backward makes them, cut into chunks of
-as many elements.  Beside it lies the history H: what gradients of this rank have not been sent yet.  A step is:
+The gradients G of a model lie side by side (GradientLayout), in the order in which backward makes them, cut into chunks of
+equal length.  The history H has the same layout: the gradients that this rank has not sent yet.  A step is:
 
-    add()       for each parameter: G = gradient + H, and the L1 norm of each chunk of G, in one pass
+    add()       for each parameter, G = gradient + H, and the L1 norms of G by chunk, in one pass
     message()   the norms, which the ranks add up
     (the ranks average the chunks of `chosen`, in place in G; nothing here communicates)
-    settle()    a chunk that was sent: H = 0; another one: H = G, then G = 0.  So all ranks have equal gradients
-    choose()    the chunks with the largest norms are sent in the next step
+    settle()    H = 0 for a chunk that was sent; H = G, then G = 0, for another one.  So all ranks have equal gradients
+    choose()    the next step sends the chunks with the largest norms
     update()    SGD on the chunks that were sent; elsewhere parameters and momentum stay
 
 Parameters of fewer than two dimensions (biases, normalization) lie behind the others, in one chunk that is always sent.
@@ -308,7 +308,8 @@ def save(history, rank):
     """What state_dict() has of a rank's history, and of the chunks."""
     chunks = history.chunks
     return {"rank": rank, "order": chunks.layout.names, "chunk": chunks.options.chunk, "step": chunks.step,
-            "behind": chunks.behind.clone(), "chosen": chunks.chosen.clone(), "history": history.history if history.kept else None}
+            "behind": chunks.behind.clone(), "chosen": chunks.chosen.clone(),
+            "history": history.history if history.kept else None}
 
 
 def restore(state, rank, options, parameters):

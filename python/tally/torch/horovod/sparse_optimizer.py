@@ -1,9 +1,9 @@
 """DistributedOptimizer(sparse=SparseChunks(...)): SGD on the chunks of gradients that are sent, see sparse_chunks.py.
 
-Flow: until the ranks have laid out gradients (lazy.py), steps are dense -> then one unit has all gradients side by side, which are
-views of its memory.  The hook adds the history to a gradient as it copies it there -> a list of chosen chunks starts when its
-last gradient is there, while backward still runs; behind the last one the norms are sent -> when all have ended, histories and
-gradients are settled, and the next step's chunks chosen -> step() updates the chunks that were sent.
+Flow: until the ranks have laid out gradients (lazy.py), steps are dense -> then one unit has all gradients side by side, and
+each `grad` is a part of its memory.  The hook adds the history to a gradient as it copies it there -> a list of chosen chunks
+starts when its last gradient is there, while backward still runs; behind the last list the norms are sent -> when all have
+ended, the unit settles histories and gradients, and chooses the next step's chunks -> step() updates the chunks that were sent.
 
 How many lists there are follows from the layout, and what is in them from the choice, so all ranks have the same ones.
 
@@ -240,8 +240,8 @@ class SparseOptimizer(_Distributed):
         super()._distribute(*arguments)
 
     def _make_layout(self, _):
-        names = {slot.name: slot.p for slot in reversed(self._update)}
-        self.history = History(Chunks(self._sparse, GradientLayout(names)))  # of no use before a state is loaded or ranks lay out
+        # Of no use before a state is loaded or the ranks lay out gradients.
+        self.history = History(Chunks(self._sparse, GradientLayout({slot.name: slot.p for slot in reversed(self._update)})))
         return ChunkLayout(1 if self.of_all and not self._alone else 0)
 
     @staticmethod
