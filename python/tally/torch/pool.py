@@ -3,6 +3,7 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import functools
 import mmap
 import sys
 
@@ -78,6 +79,7 @@ class Places:
         self._number = {id(p): number for number, unit in enumerate(self._units) for p in unit}
         self._ordinary = ordinary
         self._at = None        # id(parameter) -> its place; made with the first gradient
+        self._home = {}        # id(parameter) -> (the place's address, its shape, what makes a tensor of it)
         self._wholes = {}      # number of a unit -> all its places and what is between them, as one tensor
         self._generation = 0   # of the communicator whose pool they are in
 
@@ -93,7 +95,7 @@ class Places:
         return None
 
     def _make(self):
-        self._generation, self._at, self._wholes = _job.generation(), {}, {}
+        self._generation, self._at, self._home, self._wholes = _job.generation(), {}, {}, {}
         fitting = [number for number, unit in enumerate(self._units) if all(map(fits, unit))]
         begins, length = offsets([offsets(map(bytes_of, self._units[number]))[1] for number in fitting])
         memory = self._allocate(length)
@@ -105,8 +107,10 @@ class Places:
         """The places of a unit, of types and shapes like these tensors', are there from now on."""
         begins, length = offsets(map(bytes_of, like))
         for p, one, offset in zip(self._units[number], like, begins):
-            # A tensor of its own, not a view: each place counts its versions by itself.
-            self._at[id(p)] = torch.frombuffer(memory, dtype=one.dtype, count=one.numel(), offset=begin + offset).view(one.shape)
+            # A tensor of its own, not a view of the whole: each place counts its versions by itself.
+            make = functools.partial(torch.frombuffer, memory, dtype=one.dtype, count=one.numel(), offset=begin + offset)
+            self._at[id(p)] = place = make().view(one.shape)
+            self._home[id(p)] = place.data_ptr(), place.shape, make
         self._wholes[number] = torch.frombuffer(memory, dtype=one.dtype, count=length // one.element_size(), offset=begin)
 
     def _move(self, number):
@@ -115,7 +119,7 @@ class Places:
         memory = self._allocate(bytes_of(whole))
         if memory is None:
             return False
-        before = [self._at[id(p)] for p in unit]
+        before = [self.at(p) for p in unit]
         self._lay(number, before, memory, 0)
         self._wholes[number].copy_(whole)
         for p, place in zip(unit, before):
@@ -123,15 +127,16 @@ class Places:
                 p.grad = self._at[id(p)]
         return True
 
-    def _there(self):
-        """id(parameter) -> its place, in this communicator."""
+    def at(self, p):
+        """p's place, or None.  It is another tensor if code has given the last one other memory, as `p.grad.data = …` does."""
         if self._at is None or self._generation != _job.generation():
             self._make()
-        return self._at
-
-    def at(self, p):
-        """p's place, or None."""
-        return self._there().get(id(p))
+        place = self._at.get(id(p))
+        if place is not None:
+            address, shape, make = self._home[id(p)]
+            if place.data_ptr() != address:
+                place = self._at[id(p)] = make().view(shape)
+        return place
 
     def whole(self, p):
         """The places of p's unit and what is between them, as one tensor; p has a place."""
@@ -139,7 +144,7 @@ class Places:
 
     def place(self, p):
         """Move p.grad to its place, if possible.  Returns whether it is there."""
-        place, gradient = self._there().get(id(p)), p.grad
+        place, gradient = self.at(p), p.grad
         if place is None or gradient is place:
             return place is not None
         if (gradient.layout is not torch.strided or not gradient.is_cpu or not gradient.is_contiguous()
@@ -152,7 +157,6 @@ class Places:
             if not self._move(self._number[id(p)]):
                 return False
             place = self._at[id(p)]
-        with torch.no_grad():
-            place.copy_(gradient)
+        place.copy_(gradient)
         p.grad = place
         return True

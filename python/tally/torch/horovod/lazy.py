@@ -141,21 +141,22 @@ class Range:
 
     def start(self, optimizer, slot):
         """Submit the range.  Zeros stand for gradients that are not there."""
-        changed = {one for one in self.slots if optimizer._is_changed(one)}
-        aside = [one for one in self.slots if not self._fill(optimizer, one)]
-        pairs = [(one.p.grad.data, self._places.at(one.p)) for one in aside]
+        changed = {one for one in self.slots if one in optimizer._sent and optimizer._is_changed(one)}
+        at = self._places.at
+        odd = [one for one in self.slots if one.p.grad is not at(one.p) or not one.p.requires_grad]
+        aside = [one for one in odd if not self._fill(optimizer, one)]
+        pairs = [(one.p.grad.data, at(one.p)) for one in aside]
         for gradient, place in pairs:
             place.copy_(gradient)
         live = [one for one in self.slots if one.p.requires_grad]
-        for one in live:
-            if one not in changed:
-                optimizer._note(one)
         priority, whole = max(one.priority for one in live), self._places.whole(slot.p)
         if self.call.priority != priority:
             self.call = self.call.but(priority=priority)
         handle = reduce(self.call.but(finish=_put_back(pairs)) if pairs else self.call, whole, whole)
         for one in live:
             optimizer._began(one, handle)
+            if one not in changed:
+                optimizer._note(one)
 
     def _fill(self, optimizer, slot):
         """Have a gradient in its place, or zeros.  False: it must stay elsewhere, and be copied."""
