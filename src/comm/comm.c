@@ -305,7 +305,7 @@ static void comm_greet(tally_comm *c)
              "parts of %u KB, %ssums along the tree over %s%s%s",
              TALLY_VERSION, c->rank, c->size, here, c->machine, c->machines, comm_count_tallyd(r),
              c->member.coordinator, media, c->epoch->part_bytes >> 10,
-             tly_teams_are_on(&c->teams) ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best,
+             tly_teams_push(&c->teams) ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best,
              spare);
     tly_loop_unlock(&c->loop);
     free(sizes);

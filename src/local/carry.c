@@ -2,7 +2,8 @@
  *
  * Operations that enter and parts that land go through the inbox to the thread that drives.  A small result is the exception: the loop
  * copies it to the other ranks itself.  `waiting`, `ahead` and `to_wake` count the bytes that have been summed and not yet
- * been sent, so team.c sums no more than the loop can soon send.  To withdraw an operation the loop takes the engine's
+ * been sent, so team.c sums no more than the loop can soon send.  `waiting` of an all-gather counts what was asked for and has
+ * not landed.  To withdraw an operation the loop takes the engine's
  * lock.
  *
  * Only the holder of the communicator's loop calls these.  It also brings in, and withdraws, what has gone through a stage

@@ -156,7 +156,7 @@ void tly_local_count(const struct tly_local *l, uint64_t *ops, uint64_t *bytes);
 void tly_local_enter(struct tly_local *l, struct tly_local_op *op);
 /* Of a team, likewise: a piece has landed. */
 void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece);
-/* The same, one call at a time: a piece that was summed is on its way, or will never be: there is room for another.
+/* The same, one call at a time: a piece that was summed is on its way, or one that was asked for has landed, or will never be: there is room for another.
  * Nothing if that has been said. */
 void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece);
 /* Some of what waits to be sent waits for other ranks: meanwhile nothing is held back for its sake. */

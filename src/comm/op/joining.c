@@ -42,8 +42,8 @@ static void joining_tell_all(tally_comm *c)
 /* --- standing in ----------------------------------------------------------------------------------- */
 
 /* A large push_pull of this machine's team, which this rank has not submitted: without its share of the parts, and its
- * post, the others could not push theirs.  So it does what they do, with zeros.  Other calls of a team fail once a rank has
- * joined: their home says so. */
+ * post, the others could not push theirs.  So it does what they do, with zeros.  Home refuses a team's other calls once a
+ * rank has joined. */
 struct wanted {
     struct tly_list node;
     struct tly_local_op like;

@@ -144,7 +144,9 @@ void tly_op_stage(const struct tally_op *op, char *out, size_t len)
            !tly_chain_holds(&op->parts[i]))
         i++;
     if (i == op->part_count) {
-        snprintf(out, len, "other ranks of this machine have sent their parts of it, which are not answered");
+        snprintf(
+            out, len,
+            "other ranks of this machine have sent or asked for their parts of it, which are not answered");
         return;
     }
     const struct tly_part *p = &op->parts[i];

@@ -51,7 +51,7 @@ static inline bool tly_chain_is_empty(const struct tly_chain *ch)
     return !ch->stages;
 }
 
-/* Does it have the stage at this place; one before it? */
+/* Does the operation have the stage at this place?  Does it have one before this place? */
 static inline bool tly_chain_has(const struct tly_chain *ch, enum tly_stage_place place)
 {
     return ch->stages >> place & 1;

@@ -27,8 +27,9 @@ struct tly_sharing {
     struct tly_local *engine; /* owned reference; NULL: it goes another way */
     const struct tly_engine_user *user;
     struct tly_local_op op;
-    bool entered;    /* a stage has given it to the engine */
-    uint32_t coming; /* of a gathering: so many parts are to come before it enters; 0: part 0 says when */
+    bool entered; /* a stage has given it to the engine */
+    uint32_t
+        coming; /* parts that have not come; the last enters an all-gather whose list is here; 0: part 0 does */
     bool mute;       /* ... as a mark, of which nothing is to be heard */
     uint8_t *result; /* owned: of a gathering, where a stage has the memory for its pieces; else NULL */
 };

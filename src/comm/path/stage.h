@@ -44,8 +44,8 @@
 struct tly_cut;
 
 struct tly_stage {
-    const char
-        *does; /* for users, of a part that it has, either way: "waits for other ranks of this machine" */
+    const char *
+        does; /* for users, of a part that it has, either way: "waits for its turn, or for other ranks of this machine" */
     bool vouches;
     /* The ranks of a machine go through it together.  The others wait for part 0, so no stage behind it vouches.  It has parts on
      * their way inward until all of them have landed. */

@@ -6,9 +6,9 @@
  * makes it and hands the result round).  A tree over machines of trees over their ranks is the tree over ranks, or what
  * the service would compute anyway: else there are no teams (tly_roster_suits_teams).
  *
- * Of an all-gather each part has a list, too: the rank that it comes from, and a carrier on each other machine.  The carrier asks
- * for it, and the engine copies it to the machine's others.  Each rank copies its own piece to them.  No rank reads another
- * one's input, so it enters the engine as soon as it is cut.
+ * Each part of an all-gather has such a list, too: the rank that it comes from, and a carrier on each other machine.  The
+ * carrier asks for it, and the engine copies it to the machine's other ranks.  Each rank's engine copies its own piece to them.
+ * No rank reads another one's input, so an all-gather enters the engine once it is cut.
  *
  * Part 0 is empty, or an all-gather's list, and pushed by every rank for itself: a roll call.  So a tensor's home sees all ranks' specs, marks and
  * absences as ever, and all ranks have its verdicts from there.
@@ -71,8 +71,9 @@ int tly_team_begin_lists(tally_comm *c)
 {
     const struct tly_roster *r = &c->member.roster;
     /* A coordinator that is a process of its own has settings of its own. */
-    if (!r->teams || strcmp(c->params.local, "on") != 0)
+    if (c->machines < 2 || c->machines == c->size || strcmp(c->params.local, "on") != 0)
         return 0;
+    c->teams.sums = r->teams;
     int *sizes = calloc((size_t)c->machines, sizeof *sizes);
     for (int i = 0; sizes && i < c->size; i++) {
         int size = ++sizes[r->ranks[i].machine];
@@ -105,7 +106,8 @@ void tly_team_finish(tally_comm *c)
 
 int tly_team_agree(tally_comm *c)
 {
-    uint8_t able = c->local != NULL, all = 0;
+    /* Whose memory is out of reach stages whole tensors, which a gathered result may be too large for. */
+    uint8_t able = !c->local ? 0 : tly_local_direct(c->local) ? 2 : 1, all = 0;
     tally_op *op;
     if (!c->teams.carry)
         return 0;
@@ -115,7 +117,8 @@ int tly_team_agree(tally_comm *c)
         return err;
     err = tally_op_wait(op, -1);
     tally_op_free(op);
-    c->teams.on = !err && all;
+    c->teams.on = !err && all > 0;
+    c->teams.gathers = !err && all > 1;
     if (!err && !all)
         tly_log(c->rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
                 "the ranks of some machine cannot share memory: each rank sends its own tensors over the "
@@ -125,7 +128,7 @@ int tly_team_agree(tally_comm *c)
 
 /* --- a stage of an operation -------------------------------------------------------------------------------- */
 
-/* To the memory that a stage has for each part. */
+/* Copies each part to the memory that an earlier stage has for it. */
 static void team_stage_spread_pieces(const struct tally_op *op)
 {
     for (uint32_t i = 1; i < op->part_count; i++) {
@@ -154,7 +157,8 @@ static const struct tly_engine_user team_user = {.ended = team_stage_ended, .div
 
 static bool team_stage_suits(const tally_comm *c, const struct tally_op *op)
 {
-    return c->teams.on && op->call->teams && op->group->number == 0 && !op->mark && op->call->teams(op);
+    return (op->call->reduces ? tly_teams_push(&c->teams) : c->teams.gathers) && op->call->teams &&
+           op->group->number == 0 && !op->mark && op->call->teams(op);
 }
 
 static void team_stage_take(tally_comm *c, struct tally_op *op)
@@ -273,10 +277,10 @@ static int team_stage_begin(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
-/* A gathering whose list has come: it enters with the last of the other parts. */
+/* The list has come: an all-gather enters with the last of the other parts, or never if it is small. */
 static int team_stage_more(tally_comm *c, struct tally_op *op)
 {
-    op->shared.coming = op->part_count - 1;
+    op->shared.coming = op->shared.op.parts;
     return 0;
 }
 
@@ -313,7 +317,8 @@ static int team_stage_place_pieces(struct tally_op *op)
 static int team_stage_ready_piece(struct tly_part *p)
 {
     struct tally_op *op = p->op;
-    if (p->index == 0 && op->part_count == 1) /* the list goes first */
+    bool list = p->index == 0 && op->part_count == 1; /* it goes first */
+    if (list || !op->shared.op.parts)
         return 1;
     if (p->index > 0) {
         p->shard.landing = p->landing;
@@ -332,7 +337,7 @@ static int team_stage_ready(tally_comm *c, struct tly_part *p)
     return p->op->call->reduces ? team_stage_ready_sum(p) : team_stage_ready_piece(p);
 }
 
-/* Of a gathering, what has landed makes room. */
+/* Of another rank's piece only what has landed makes room for more. */
 static void team_stage_admitted(struct tly_part *p)
 {
     if (team_stage_carries(p) && (p->op->call->reduces || p->shard.piece.from))
@@ -343,7 +348,7 @@ static void team_stage_admitted(struct tly_part *p)
 static bool team_stage_landed(tally_comm *c, struct tly_part *p)
 {
     struct tly_local *engine = p->op->shared.engine;
-    if (p->index == 0)
+    if (p->index == 0 || !p->op->shared.op.parts)
         return true;
     tly_local_sent(engine, &p->shard.piece);
     if (p->shard.piece.from) /* the service has it, which may be later than all pieces are here */
@@ -357,7 +362,7 @@ static void team_stage_withdraw(tally_comm *c, struct tally_op *op, bool over)
     if (!over)
         return;                /* the others of the team end it when they hear of it from home */
     if (!op->shared.entered) { /* the others' rounds there end when all posts have come */
-        op->shared.op.mark |= !op->shared.op.parts;
+        op->shared.op.mark |= !op->call->reduces;
         team_stage_enter(op);
     }
     if (!tly_chain_has_ended(&op->chain,
@@ -374,7 +379,7 @@ static void team_stage_withdraw(tally_comm *c, struct tally_op *op, bool over)
 }
 
 const struct tly_stage tly_stage_team = {
-    .does = "waits for other ranks of this machine",
+    .does = "waits for its turn, or for other ranks of this machine",
     .shared = true,
     .suits = team_stage_suits,
     .take = team_stage_take,

@@ -19,13 +19,15 @@ struct tly_shard {
     uint8_t *landing; /* of a gathering: where the result belongs, as the part came */
 };
 
-/* Below this, the roll call and the hand-overs cost more than pushing twice. */
+/* Below this, the roll call and the hand-overs cost more than sending twice. */
 enum { TLY_TEAM_BYTES = 16 << 10 };
 
 /* Fixed once open. */
 struct tly_teams {
-    bool on;   /* each machine's ranks push large tensors together */
-    int lists; /* the most ranks that a machine has */
+    bool on;      /* all machines' ranks share memory */
+    bool sums;    /* if they do, they push large tensors together, which changes no sum */
+    bool gathers; /* they gather together: they reach one another's private memory, too */
+    int lists;    /* the most ranks that a machine has */
     struct tally_group *
         *carry; /* owned: for each of these a rank of each machine; NULL: there will be no teams */
 };
@@ -35,7 +37,7 @@ int tly_team_begin_lists(tally_comm *c);
 void tly_team_finish(tally_comm *c);
 /* All ranks together, once all runs: can all machines' ranks share memory?  Sets c->teams.  As tally_op_wait(). */
 int tly_team_agree(tally_comm *c);
-/* Does the machine's team gather this? */
+/* Does the machine's team gather this, if it has TLY_TEAM_BYTES or more? */
 bool tly_team_gathers(const struct tally_op *op);
 /* Parts of rank `rank`'s piece have, one after the other, these carriers: a rank of each machine, of which that rank is one.
  * turn: the part's number in the piece.  *ours: this rank is one, too. */
@@ -54,10 +56,10 @@ static inline bool tly_teams_are_listed(const struct tly_teams *t)
     return t->carry != NULL;
 }
 
-/* Are there? */
-static inline bool tly_teams_are_on(const struct tly_teams *t)
+/* Does each machine push a sum once? */
+static inline bool tly_teams_push(const struct tly_teams *t)
 {
-    return t->on;
+    return t->on && t->sums;
 }
 
 #endif

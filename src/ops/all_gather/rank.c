@@ -72,12 +72,12 @@ static void gather_release(struct tally_op *op)
 }
 
 /* Plan the services that relay the parts of these pieces.  -ENOMEM. */
-static int gather_plan_pieces(const tally_comm *c, const struct tally_op *op, const uint64_t *piece,
-                              struct tly_relay *r)
+static int gather_plan_pieces(const tally_comm *c, const struct tally_op *op, bool team,
+                              const uint64_t *piece, struct tly_relay *r)
 {
     const struct tally_group *g = op->group;
     struct tly_plan_machine *machine = tly_tensor_machines(c, op);
-    for (int i = 0; machine && tly_team_gathers(op) && i < op->epoch->services; i++)
+    for (int i = 0; machine && team && i < op->epoch->services; i++)
         machine[i].ranks = machine[i].ranks > 0; /* that is how often a part goes there */
     uint64_t *bytes = calloc((size_t)op->epoch->services, sizeof *bytes);
     for (int i = 0; bytes && i < g->size; i++)
@@ -90,11 +90,11 @@ static int gather_plan_pieces(const tally_comm *c, const struct tally_op *op, co
 
 /* Each part is a broadcast from its owner.  As of a scatter, the n-th parts of all pieces go before any piece's next: all
  * machines' cards send and receive all the time.  Returns how many parts this rank sends or asks for. */
-static uint32_t gather_lay_out(tally_comm *c, struct tally_op *op, int n, const uint64_t *piece,
+static uint32_t gather_lay_out(tally_comm *c, struct tally_op *op, bool team, const uint64_t *piece,
                                uint32_t part, struct tly_relay *r, uint8_t *to)
 {
     const struct tally_group *g = op->group;
-    const bool team = tly_team_gathers(op);
+    const int n = g->size;
     struct tly_part *p = op->parts + 1;
     uint64_t most = 0;
     uint32_t own = 0;
@@ -145,27 +145,27 @@ static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piec
 {
     const struct tally_group *g = op->group;
     const int n = g->size;
-    const bool team = tly_team_gathers(op);
-    const uint32_t abreast =
-        (uint32_t)(team ? c->machines : n); /* that send, and receive, a part at a time */
     uint64_t bytes = 0, total = 0, before = 0;
     for (int i = 0; i < n; i++) {
         before = i == g->rank ? bytes : before;
         bytes += piece[i];
     }
-    uint32_t part = tly_parts_largest(op, bytes, (int)abreast);
+    const bool team = tly_team_gathers(op) && bytes >= TLY_TEAM_BYTES;
+    const int abreast = team ? c->machines : n; /* that send, and receive, a part at a time */
+    uint32_t part = tly_parts_largest(op, bytes, abreast);
     for (int i = 0; i < n; i++)
         total += tly_parts_count(piece[i], part);
     struct tly_relay *r = malloc(sizeof *r);
-    int err = r ? gather_plan_pieces(c, op, piece, r) : -ENOMEM;
+    int err = r ? gather_plan_pieces(c, op, team, piece, r) : -ENOMEM;
     if (!err)
         err = tly_parts_more(op, total);
+    uint32_t own = err ? 0 : gather_lay_out(c, op, team, piece, part, r, to);
     if (!err)
-        tly_progress_begin(&op->progress, 1 + gather_lay_out(c, op, n, piece, part, r, to));
-    if (team)
-        tly_team_shared(op, (uint32_t)total, bytes, (uint64_t)ROWS_AHEAD * abreast * part);
-    else
-        tly_progress_limit(&op->progress, ROWS_AHEAD * abreast);
+        tly_progress_begin(&op->progress, 1 + own);
+    if (team && !err) /* own * n / total: of each row */
+        tly_team_shared(op, (uint32_t)total, bytes, (ROWS_AHEAD * own * (uint64_t)n / total + 1) * part);
+    else if (!team)
+        tly_progress_limit(&op->progress, ROWS_AHEAD * (uint32_t)n);
     free(r);
     if (!err && piece[g->rank] && to + before != op->input)
         memcpy(to + before, op->input, piece[g->rank]);
