@@ -207,6 +207,53 @@ def chosen_of_a_large_list():
     return lazy.default_theta(1 << 30)
 
 
+def without_a_report():
+    """As chosen(), where rank 0 gets no report."""
+    import errno
+    from tally import Error, _job
+    report = _job.report
+
+    def busy():
+        raise Error("another thread asks", errno.EBUSY)
+
+    if hvd().rank() == 0:
+        _job.report = busy
+    try:
+        return chosen()
+    finally:
+        _job.report = report
+
+
+def test_the_default_without_a_report(two):
+    (theta, ranges), (_, other) = two(without_a_report)
+    assert theta == 4 * 72 * 200 // 64 and sum(ranges) == 400 and other == ranges
+
+
+def failing_twice():
+    """What ranks hear of a step whose layout fails, too."""
+    from tally import Error
+    t = hvd()
+    _, optimizer, step, _ = small(1024)
+
+    def make(_):
+        raise Error("no layout")
+
+    step()
+    step()
+    optimizer._layout.make = make
+
+    def change():
+        if t.rank() == 1:
+            optimizer._slots[18].p.grad.add_(1)
+
+    return said(lambda: step(before=change))
+
+
+def test_the_first_failure_is_heard(two):
+    told = two(failing_twice)
+    assert told[0] == "Error: no layout" and "the gradient of 9.weight was changed" in told[1], told
+
+
 def test_ranks_of_one_machine_share_no_range(machine):
     assert same_on_all(machine(chosen)) == (0, [])
 

@@ -24,7 +24,7 @@ import weakref
 
 import torch
 
-from ... import _calls, _errors, _job
+from ... import _calls, _errors, _job, _where
 from ..._calls import GRADIENT, Call
 from ..._lib import ALLGATHER, PUSH_PULL
 from ..calls import reduce
@@ -66,7 +66,13 @@ def default_theta(listed):
     """θ for a list of so many bytes, from what this rank knows of the network."""
     if _job.machine_count() == 1 and _job.service_count() == 1:
         return 0  # what crosses no card
-    known = [service.get("bandwidth_bits_per_s") for service in _job.report()["services"]]
+    try:
+        services = _job.report()["services"]
+    except _errors.Error as error:  # the other ranks wait for this one's word
+        if _where.is_handlers(error):
+            raise
+        services = []
+    known = [service.get("bandwidth_bits_per_s") for service in services]
     slowest = min((rate for rate in known if rate), default=None)
     most = listed // LEAST_RANGES
     return most if slowest is None else min(most, int(OPERATIONS * OPERATION_S * slowest / 8))

@@ -441,8 +441,12 @@ class _Distributed(Shared):
         self._handles.clear()
         self._sent.clear()
         self._synchronized, self._unscaled = True, False
-        if due:
-            self._layout.make(self)
+        try:
+            if due:
+                self._layout.make(self)
+        except Exception as error:
+            if failure is None or _where.is_handlers(error):
+                raise
         if failure is not None:
             raise failure
 
