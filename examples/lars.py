@@ -48,6 +48,14 @@ class Lars(torch.optim.Optimizer):
                     self._descend(p, group)
         return loss
 
+    def load_state_dict(self, state_dict):
+        """Like the optimizer's own, which makes state of the parameters' type; this one's stays float32."""
+        super().load_state_dict(state_dict)
+        for group, saved in zip(self.param_groups, state_dict["param_groups"]):
+            for p, number in zip(group["params"], saved["params"]):
+                for key, value in state_dict["state"].get(number, {}).items():
+                    self.state[p][key] = value.to(p.device, torch.float32, copy=True)
+
     def _descend(self, p, group):
         state = self.state[p]
         if not state:

@@ -3,6 +3,7 @@
 SPDX-License-Identifier: Apache-2.0
 """
 
+import io
 import os
 import pathlib
 import re
@@ -41,3 +42,33 @@ def test_lars(ranks, services):
     assert len(losses) == 8 and float(losses[-1]) < float(losses[0]) / 3 and float(accuracies[-1]) > 0.75, output[-6000:]
     assert len(re.findall(r"rank \d: parameters", output)) == ranks
     assert len(set(re.findall(r"rank \d: parameters ([0-9a-f]{8})", output))) == 1, output[-6000:]
+
+
+def test_lars_goes_on_from_a_saved_state(monkeypatch):
+    """An optimizer that has been saved and loaded makes the same steps, to the last bit."""
+    import torch
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from lars import Lars
+    draw = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(shape, generator=draw).bfloat16()) for shape in ((8, 8), (8,))]
+    optimizer = Lars(parameters, lr=0.5)
+
+    def gradients():
+        return [torch.randn(p.shape, generator=draw).bfloat16() for p in parameters]
+
+    def step(optimizer, gradients):
+        """The bits behind it, also those of the state, of which a parameter shows half."""
+        own = optimizer.param_groups[0]["params"]
+        for p, gradient in zip(own, gradients):
+            p.grad = gradient.clone()
+        optimizer.step()
+        return [t.numpy().tobytes() for p in own for t in (p.detach().view(torch.int16), *optimizer.state[p].values())]
+
+    step(optimizer, gradients())
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    other = Lars([torch.nn.Parameter(p.detach().clone()) for p in parameters], lr=0.1)
+    other.load_state_dict(torch.load(file))
+    for several in [gradients() for _ in range(3)]:
+        assert step(other, several) == step(optimizer, several)
