@@ -351,6 +351,8 @@ def lives(lazy, what):
     t = hvd()
     model, optimizer, step, backward = small(lazy)
     parameters, kept = list(model.parameters()), []
+    what, _, keep = what.partition(", ")
+    keep = keep or what == "kept"
     for number in range(10):
         if number == 5 and what == "group":
             more = [torch.nn.Parameter(torch.ones(8)) for _ in range(4)]
@@ -378,7 +380,7 @@ def lives(lazy, what):
         if what == "data" and number:
             for p in parameters[::3]:
                 p.grad.data = torch.zeros(p.shape)
-        if what == "kept":
+        if keep:
             kept.append([])
         if what == "graph" and number > 4:
             x = torch.randn(2, 8, generator=torch.Generator().manual_seed(number + t.rank()))
@@ -399,8 +401,8 @@ def lives(lazy, what):
                 optimizer.step()
         else:
             optimizer.step()
-        if what == "kept":
-            kept[-1] = [(p.grad, p.grad.clone()) for p in parameters[::5]]
+        if keep:
+            kept[-1] = [(p.grad, p.grad.clone()) for p in parameters[::3]]
             assert all(torch.equal(a, b) for steps in kept for a, b in steps)
     if what in ("join", "join at once"):
         for _ in range(5):
@@ -408,8 +410,8 @@ def lives(lazy, what):
     return bits(parameters), sizes(optimizer)
 
 
-@pytest.mark.parametrize("what", ("nothing", "zeros", "data", "none", "group", "state", "frozen", "join", "join at once", "kept", "graph", "closure",
-                                  "clip"))
+@pytest.mark.parametrize("what", ("nothing", "zeros", "data", "none", "group", "state", "frozen", "join", "join at once", "closure",
+                                  "clip", "kept", "frozen, kept", "graph", "graph, kept"))
 def test_same_bits_whatever_happens(three, what):
     plain, _ = same_on_all(three(lives, 0, what))
     lazy, ranges = same_on_all(three(lives, 1024, what))

@@ -138,6 +138,14 @@ class Places:
                 place = self._at[id(p)] = make().view(shape)
         return place
 
+    def free(self, p):
+        """p's place, to write to, or None.  If code has kept an earlier gradient that lies there, it is another place."""
+        place = self.at(p)
+        if place is not None and p.grad is not place and sys.getrefcount(place) > _ALONE:
+            self._move(self._number[id(p)])
+            place = self._at[id(p)]
+        return place
+
     def whole(self, p):
         """The places of p's unit and what is between them, as one tensor; p has a place."""
         return self._wholes[self._number[id(p)]]

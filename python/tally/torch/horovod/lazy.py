@@ -151,6 +151,8 @@ class Range:
         at = self._places.at
         odd = [one for one in self.slots if one.p.grad is not at(one.p) or not one.p.requires_grad]
         aside = [one for one in odd if not self._fill(optimizer, one)]
+        for one in aside:
+            self._places.free(one.p)
         pairs = [(one.p.grad.data, at(one.p)) for one in aside]
         for gradient, place in pairs:
             place.copy_(gradient)
@@ -170,7 +172,8 @@ class Range:
         if place is not None and not p.requires_grad:
             if p.grad is place:
                 p.grad = place.clone()  # of an earlier step
-            place.zero_()
+            del place
+            self._places.free(p).zero_()
             return True
         optimizer._fill(slot)
         now, before = _form(p.grad), "other memory" if place is None else _form(place)
