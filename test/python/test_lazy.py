@@ -529,6 +529,15 @@ def test_bad_values(two):
     assert two(not_lazy) == [True] * 2
 
 
+def off():
+    """What ranks hear that turn ranges off in different words."""
+    return said(lambda: small(False if hvd().rank() else 0))
+
+
+def test_false_is_zero(two):
+    assert two(off) == [""] * 2
+
+
 def dropped():
     """Whether an optimizer with ranges is gone as soon as nobody has it, without gc."""
     model, optimizer, step, backward = small(1024)

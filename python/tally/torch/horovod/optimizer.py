@@ -679,6 +679,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
                          "torch.nn.utils.clip_grad_value_() behind optimizer.synchronize()")
     if lazy is not None and (not isinstance(lazy, int) or lazy is True or lazy < 0):
         raise ValueError("lazy must be a number of bytes, 0 for an operation each gradient, or None, not %r" % (lazy,))
+    lazy = None if lazy is None else int(lazy)  # ranks compare it, and False means 0
     own = kind_of(optimizer)
     if sparse is not None:
         from . import sparse_optimizer
