@@ -58,13 +58,10 @@ class ChunkedGradients:
 
     def __init__(self, optimizer, slots, history):
         self._optimizer, self.slots, self.history = weakref.ref(optimizer), slots, history
-        chunks, self._at = history.chunks, {}
+        chunks, self._at = history.chunks, {}  # slot -> (its place, the place's address, its shape)
         self._owners = [[] for _ in chunks.chosen]  # chunk -> slots whose gradients are in it
-        memory = history.gradients.untyped_storage()
         for slot in slots:
-            # A tensor of its own, not a view: each place counts its versions by itself.
-            place = torch.empty(0, dtype=torch.float32, device="cpu")
-            self._at[slot] = place.set_(memory, chunks.layout.begins[slot.name], slot.p.shape)
+            self._lay(slot, slot.p.shape)
             for number in chunks.of(slot.name):
                 self._owners[number].append(slot)
         sent = round(chunks.options.share * chunks.count)
@@ -133,15 +130,30 @@ class ChunkedGradients:
             self._exchange.operations.append(reduce(self._norms, message, message))
             self._began(optimizer)
 
+    def _lay(self, slot, shape):
+        """Make the tensor of a gradient's place, and return it."""
+        # A tensor of its own, not a view: each place counts its versions by itself.
+        place = torch.empty(0, dtype=torch.float32, device="cpu")
+        place.set_(self.history.gradients.untyped_storage(), self.history.chunks.layout.begins[slot.name], shape)
+        self._at[slot] = place, place.data_ptr(), shape
+        return place
+
+    def _place(self, slot):
+        """A gradient's place.  It is another tensor if code has changed the last one, as `p.grad.data = ...` does."""
+        place, address, shape = self._at[slot]
+        if (place.data_ptr(), place.dtype, place.shape) != (address, torch.float32, shape) or not place.is_contiguous():
+            place = self._lay(slot, shape)
+        return place
+
     def _take(self, optimizer, slot):
         """Put a gradient, or zeros, in its place, and start the lists that it was missing from."""
-        p, place = slot.p, self._at[slot]
+        p, place = slot.p, self._place(slot)
         if self._exchange.reason is not None:
             return
         if p.requires_grad:
             changed = optimizer._is_changed(slot)
             optimizer._fill(slot)
-            self._check(slot)
+            self._check(slot, place)
             self.history.add(slot.name, p.grad)
             p.grad = place
             if not changed:  # else what is there stays, and tells
@@ -160,13 +172,17 @@ class ChunkedGradients:
                 self._exchange.operations.append(
                     _operations.push_pullv(call, gradients.data_ptr(), gradients.data_ptr(), ranges, FLOAT32, gradients))
 
-    def _check(self, slot):
-        """Refuse a gradient that cannot lie in its place."""
-        gradient, place = slot.p.grad, self._at[slot]
+    def _check(self, slot, place):
+        """Refuse a gradient that cannot lie in its place, or whose parameter's pieces cannot be updated."""
+        gradient, error = slot.p.grad, None
         if (gradient.shape != place.shape or gradient.dtype != place.dtype or gradient.layout is not torch.strided
                 or not gradient.is_cpu or gradient.requires_grad):
             error = TypeError("the gradient of %s is %s, and was %s when the ranks laid out their gradients: make the "
                               "DistributedOptimizer once more" % (slot.name, _form(gradient), _form(place)))
+        elif not slot.p.is_contiguous():
+            error = TypeError("parameter %s is not contiguous any more, and sparse= updates pieces of it: give it "
+                              "memory_format=torch.contiguous_format" % slot.name)
+        if error is not None:
             self.refuse(slot, error)
             raise error
 
