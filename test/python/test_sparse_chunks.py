@@ -211,6 +211,8 @@ def test_choice():
     shares = SparseChunks(0.2, 10)
     assert [shares.share_at(step) for step in (0, 5, 10, 99)] == pytest.approx([1, 0.6, 0.2, 0.2])
     assert SparseChunks(0.2, 0).share_at(0) == 0.2
+    for share in range(1, 101):
+        assert SparseChunks(share / 100, 30).share_at(30) == SparseChunks(share / 100, 30).share_at(31) == share / 100
 
 
 def test_sent_ranges_are_aligned():
@@ -258,6 +260,37 @@ def test_pieces_have_the_optimizers_own_arithmetic():
             second.step()
         for p, q in zip(models[0].parameters(), models[1].parameters()):
             assert reference.same(p.detach().numpy(), q.detach().numpy()) == 0
+
+
+def test_frozen_parameters_do_not_decay():
+    """Decay does not count for steps in which no parameter of a chunk has a gradient."""
+    import torch
+    from tally.torch.horovod.sparse_chunks import Chunks, GradientLayout, SparseChunks
+    frozen, other = (torch.nn.Parameter(torch.ones(1, 16)) for _ in range(2))
+    names = {id(frozen): "frozen", id(other): "other"}
+    chunks = Chunks(SparseChunks(0.5, 0, 16), GradientLayout({"frozen": frozen, "other": other}))
+    optimizer = torch.optim.SGD([frozen, other], lr=0.5, weight_decay=0.25)
+    chunks.sent = torch.tensor([False, True])
+    other.grad = torch.zeros(1, 16)
+    for _ in range(100):
+        chunks.update(optimizer.param_groups, optimizer.state, names)
+    frozen.grad = torch.zeros(1, 16)
+    chunks.update(optimizer.param_groups, optimizer.state, names)
+    assert (frozen == 1).all()
+    chunks.sent = torch.tensor([True, True])
+    chunks.update(optimizer.param_groups, optimizer.state, names)
+    assert (frozen == 1 - 0.5 * 0.25 * 2).all(), "the two steps since it has a gradient"
+
+
+def test_history_joins_any_gradient():
+    """What was not sent is added to gradients that are not contiguous, too."""
+    import torch
+    from tally.torch.horovod.sparse_chunks import Chunks, GradientLayout, History, SparseChunks
+    history = History(Chunks(SparseChunks(chunk=16), GradientLayout({"a": torch.empty(3, 5)})))
+    history.history[:15], history.kept = torch.arange(15.0), True
+    gradient = torch.ones(5, 3).t()
+    history.add_dense("a", gradient)
+    assert torch.equal(gradient, 1 + torch.arange(15.0).view(3, 5))
 
 
 def test_bad_options():
@@ -505,7 +538,7 @@ def joined(momentum):
     """Ranks with fewer batches join; the next step sends everything, and ranks go on alike."""
     from test_optimizer import backward
     t = hvd()
-    model, optimizer = make(options={**OPTIONS, "warm_up": 30}, momentum=momentum, decay=0)
+    model, optimizer = make(options={**OPTIONS, "warm_up": 30}, momentum=momentum, decay=0.1)
     for step in range(8 + t.rank()):
         optimizer.zero_grad()
         backward(model, *shard(step, t.rank(), t.size()))
@@ -631,9 +664,18 @@ def refused():
     # Unlike options: every rank names them.
     options = {"share": 0.5, "chunk": 64} if t.rank() != 2 else {"share": 0.25, "chunk": 64}
     fails(RuntimeError, lambda: make(options=options), "share=0.5", "share=0.25", "rank 2")
-    _, optimizer = make()
+    model, optimizer = make()
     more = {"params": torch.nn.Linear(2, 2).parameters(), "dampening": 0.5}
     fails(ValueError, lambda: optimizer.add_param_group(more), "dampening=0.5")
+    state = optimizer.state_dict()
+    state["param_groups"][0]["dampening"] = 0.5
+    fails(ValueError, lambda: optimizer.load_state_dict(state), "dampening=0.5")
+    assert optimizer.param_groups[0]["dampening"] == 0
+    x, y = shard(0, t.rank(), t.size())
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    fails(AssertionError, lambda: optimizer.add_param_group({"params": torch.nn.Linear(2, 2).parameters()}), "on their way")
+    assert len(optimizer.param_groups) == 1
+    optimizer.step()
 
 
 def test_refused(four):

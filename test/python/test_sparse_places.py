@@ -1,5 +1,6 @@
-"""DistributedOptimizer(sparse=SparseChunks(...)) where code gives gradients other memory."""
+"""DistributedOptimizer(sparse=SparseChunks(...)) where code gives gradients other memory, and at the limits of its lists."""
 
+import jobs
 from test_ops import fails, hvd
 from test_sparse_chunks import make, shard, train_some, wrong
 
@@ -67,3 +68,48 @@ def turned_parameter():
 
 def test_parameter_that_is_not_contiguous_any_more(four):
     four(turned_parameter)
+
+
+def fewest_chunks():
+    """Behind the warm-up each list of a step has a chunk."""
+    import torch
+    from tally.torch.horovod import sparse_optimizer
+    saved, sparse_optimizer.LIST_BYTES = sparse_optimizer.LIST_BYTES, 64
+    try:
+        layer = torch.nn.Linear(16, 15, bias=False)
+        _, optimizer = make(model=layer, options={"share": 0.1, "warm_up": 5, "chunk": 16})
+        for _ in range(12):
+            optimizer.zero_grad()
+            layer(torch.ones(1, 16)).square().sum().backward()
+            optimizer.step()
+        assert optimizer._layout.ranges and optimizer.history.chunks.count == 15
+        return int(optimizer.history.chunks.sent.sum())
+    finally:
+        sparse_optimizer.LIST_BYTES = saved
+
+
+def test_fewest_chunks(two):
+    assert two(fewest_chunks) == [2] * 2
+
+
+def alone():
+    """A rank that resumes alone sends to itself what it had not sent."""
+    import torch
+    model, optimizer = make(decay=0.0, momentum=0.0)
+    state = optimizer.state_dict()
+    state["sparse_chunks"]["history"] = torch.ones(optimizer.history.chunks.layout.length)
+    optimizer.load_state_dict(state)
+    before = [p.detach().clone() for p in model.parameters()]
+    for _ in range(2):
+        optimizer.zero_grad()
+        optimizer.step()
+    for p, old in zip(model.parameters(), before):
+        assert torch.equal(p, old - 0.1)
+
+
+def test_one_rank_resumes():
+    job = jobs.Ranks(1, 1)
+    try:
+        job(alone)
+    finally:
+        job.close()

@@ -61,7 +61,7 @@ class SparseChunks:
 
     def share_at(self, step):
         """The share of the chunks that step `step`, counted from 0, sends."""
-        return 1 - (1 - self.share) * min(step / self.warm_up, 1) if self.warm_up else self.share
+        return self.share if step >= self.warm_up else 1 - (1 - self.share) * step / self.warm_up
 
 
 class GradientLayout:
@@ -94,7 +94,8 @@ class Chunks:
 
     count: chunks that can be chosen; chunk number `count`, if there is one, is always sent.  bounds: their limits, in elements.
     chosen: bool for each chunk, sent in the next step.  sent: the same, in the last step.
-    behind: steps of the optimizer since the chunk's last update.  step: steps made, which count up to the end of the warm-up.
+    behind: steps of the optimizer since the chunk's last update, in which any of its parameters had a gradient.
+    step: steps made, which count up to the end of the warm-up.
     """
 
     def __init__(self, options, layout, step=0):
@@ -162,7 +163,9 @@ class Chunks:
         """A step of torch.optim.SGD on what was sent.  Weight decay counts for each step since the chunk's last update.
 
         groups, state: the optimizer's.  name_of: {id(parameter): name in the layout}; others are updated as a whole."""
-        self.behind += 1
+        due = {number for group in groups for p in group["params"] if p.grad is not None and name_of.get(id(p)) in self.layout.begins
+               for number in self.of(name_of[id(p)])}
+        self.behind[torch.tensor([*due], dtype=torch.int64, device="cpu")] += 1
         runs = [(begin, end, behind) for begin, end, sent, behind in self.runs(self.sent, self.behind) if sent]
         for group in groups:
             pieces = {}  # steps behind -> (parameters, gradients, momenta), of pieces
@@ -261,7 +264,7 @@ class History:
         """gradient += H, for a step that sends everything."""
         begin = self.chunks.layout.begins.get(name)
         if self.kept and begin is not None:
-            gradient.view(-1).add_(self.history[begin:begin + gradient.numel()])
+            gradient.add_(self.history[begin:begin + gradient.numel()].view(gradient.shape))
 
     def message(self, first):
         """float32 [chunks.count + 2]: norms; 1 if one is not finite; 1 + the steps made, if this is the `first` rank."""

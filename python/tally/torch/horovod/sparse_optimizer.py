@@ -272,6 +272,9 @@ class SparseOptimizer(_Distributed):
 
     def add_param_group(self, param_group):
         """As DistributedOptimizer's.  The next steps send everything, until the ranks have laid out gradients anew."""
+        if self._handles:
+            raise AssertionError("optimizer.add_param_group() between loss.backward() and optimizer.step() or "
+                                 "optimizer.synchronize() would lose the gradients on their way")
         several = param_group["params"]
         several = [several] if isinstance(several, torch.Tensor) else list(several)
         self._check_group({**self.defaults, **param_group, "params": [p[1] if isinstance(p, tuple) else p for p in several]})
@@ -287,6 +290,11 @@ class SparseOptimizer(_Distributed):
         return super()._start(slot, gradient)
 
     def _reduced(self, failure):
+        if self._alone and self.history.kept:  # no hook has added what a job of several ranks had not sent
+            for slot in self._update:
+                if slot.p.requires_grad:
+                    self._fill(slot)
+                    self.history.add_dense(slot.name, slot.p.grad.data)
         if not self._layout.ranges and failure is None:
             gradients = [slot.p.grad for slot in self._update if slot.p.grad is not None]
             self.history.chunks.heard_dense()
@@ -297,6 +305,7 @@ class SparseOptimizer(_Distributed):
             unit.drop()
         super().begin_anew()
         self.history.chunks.choose_all()
+        self.history.chunks.behind.zero_()  # ranks have made unlike numbers of steps
 
     def rescale(self, factor):
         """A GradScaler's scale has changed by this factor."""
@@ -308,6 +317,8 @@ class SparseOptimizer(_Distributed):
 
     def load_state_dict(self, state_dict):
         """Like the optimizer's own.  A rank that loads another one's state begins with an empty history, and warns."""
+        for own, loaded in zip(self.param_groups, state_dict["param_groups"]):
+            self._check_group({**loaded, "params": own["params"]})
         super().load_state_dict(state_dict)
         if "sparse_chunks" not in state_dict:  # of another optimizer
             self.history.chunks.choose_all()
