@@ -123,8 +123,9 @@ static void test_words_for_what_a_stage_has(void **state)
     f.parts[1].stage = STAGE_DEVICE;
     assert_string_equal(words(), "part 2 of 3, which a service sums, has been summed and is held by a test");
     f.parts[1].stage = STAGE_TEAM;
-    assert_string_equal(words(),
-                        "other ranks of this machine have sent their parts of it, which are not answered");
+    assert_string_equal(
+        words(),
+        "other ranks of this machine have sent or asked for their parts of it, which are not answered");
     f.op.chain.stages = 0;
     f.parts[1].state = PART_IDLE;
     f.parts[1].stage = STAGE_TENSOR;
