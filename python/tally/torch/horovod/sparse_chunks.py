@@ -163,8 +163,8 @@ class Chunks:
         """A step of torch.optim.SGD on what was sent.  Weight decay counts for each step since the chunk's last update.
 
         groups, state: the optimizer's.  name_of: {id(parameter): name in the layout}; others are updated as a whole."""
-        due = {number for group in groups for p in group["params"] if p.grad is not None and name_of.get(id(p)) in self.layout.begins
-               for number in self.of(name_of[id(p)])}
+        names = [name_of.get(id(p)) for group in groups for p in group["params"] if p.grad is not None]
+        due = {number for name in names if name in self.layout.begins for number in self.of(name)}
         self.behind[torch.tensor([*due], dtype=torch.int64, device="cpu")] += 1
         runs = [(begin, end, behind) for begin, end, sent, behind in self.runs(self.sent, self.behind) if sent]
         for group in groups:
