@@ -185,7 +185,7 @@ static int gather_even_parts(tally_comm *c, struct tally_op *op)
             memcpy(own, op->input, op->bytes);
         return tly_parts_exchange(c, op, NULL);
     }
-    uint64_t *piece = malloc((size_t)op->group->size * sizeof *piece);
+    uint64_t *piece = calloc((size_t)op->group->size, sizeof *piece);
     if (!piece)
         return -ENOMEM;
     for (int i = 0; i < op->group->size; i++)
