@@ -107,8 +107,8 @@ struct tly_local_user {
      * name.  Down to `priority`, and count and bytes and parts, as that one means it.  False: nothing can stand for it.
      * Must not call back. */
     bool (*stand_in)(void *user, const struct tly_local_op *like);
-    /* Of a team: the sum lies at op->sums + place, or the user may go on with what the rank gives.  The result is to land
-     * there, then: tly_local_landed(), but for the rank's own data. */
+    /* Of a team: the piece may be pushed or asked for.  A sum lies at op->sums + place.  The result has to land there; then the
+     * user calls tly_local_landed(), but not for the rank's own data. */
     void (*summed)(void *user, struct tly_local_piece *piece);
     /* All lengths are known, of a call whose `gathered` it has.  Returns what that does. */
     void *(*gather)(void *user, struct tly_local_op *op, const int64_t first_dims[], const uint64_t bytes[]);

@@ -136,7 +136,7 @@ static void test_blocked(void **state)
     assert_int_equal(sum_all_that_may(0), 2);
 }
 
-/* Of a gathering so much is asked for as has not landed, whatever else waits; then the thread is woken at half of it. */
+/* An all-gather asks for pieces until so many bytes have not landed, whatever else waits.  At half of that the thread is woken. */
 static void test_asked_for(void **state)
 {
     f.op.call = tly_call_allgather.local;

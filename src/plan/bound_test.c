@@ -163,7 +163,7 @@ static void no_trees_beat_the_bounds(void **state)
             slowest = j.m[i].ranks ? fmin(slowest, j.m[i].bandwidth) : slowest;
         }
         double found = least_time(&j, 0, 0, &nothing, INFINITY);
-        /* Whole units: at most n - 2 copies of one come on top of what fractions would be. */
+        /* Units are whole, so a card may carry up to n - 2 copies of one unit more than with fractions. */
         double rounded = t + (j.n > 2 ? j.n - 2 : 0) / slowest;
         if (found < t * (1 - 1e-12) || found > rounded * (1 + 1e-12))
             fail_msg("run %d, %d machines, %d with ranks: %.9g, the bound is %.9g", run, j.count, j.n, found,

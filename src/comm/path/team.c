@@ -106,7 +106,8 @@ void tly_team_finish(tally_comm *c)
 
 int tly_team_agree(tally_comm *c)
 {
-    /* Whose memory is out of reach stages whole tensors, which a gathered result may be too large for. */
+    /* 2: this rank reaches its neighbours' memory.  1: it shares memory, but stages whole tensors, and a gathered result may be
+     * too large for that.  0: it shares none. */
     uint8_t able = !c->local ? 0 : tly_local_direct(c->local) ? 2 : 1, all = 0;
     tally_op *op;
     if (!c->teams.carry)
@@ -337,7 +338,7 @@ static int team_stage_ready(tally_comm *c, struct tly_part *p)
     return p->op->call->reduces ? team_stage_ready_sum(p) : team_stage_ready_piece(p);
 }
 
-/* Of another rank's piece only what has landed makes room for more. */
+/* A part with this rank's data makes room for another once it is sent; one that was asked for, once it has landed. */
 static void team_stage_admitted(struct tly_part *p)
 {
     if (team_stage_carries(p) && (p->op->call->reduces || p->shard.piece.from))
