@@ -36,6 +36,7 @@ struct tly_local_round {
     bool asked;                        /* for this rank to stand in */
     const struct tly_way *way;         /* once this rank posts it (way.h) */
     uint32_t staged, summed, copied;   /* of windows: how far this rank is; the last: with its own result */
+    bool pieces;                       /* of windows: each rank sums its own piece */
     uint64_t order;                    /* where the lowest rank's post was in its ring */
     uint64_t moved;                    /* bytes of the result in this rank's memory; once it has begun */
     uint32_t chunks, chunk_bytes, gen; /* of a team: its parts */

@@ -80,6 +80,7 @@ struct tly_local_op {
     const void *input;               /* not looked at by who only receives a broadcast */
     void *output;                    /* or what `gather` says */
     int64_t first_dim;               /* for `gather` */
+    const int64_t *dims;             /* borrowed: of the tensor, for the table's `gets` */
     uint32_t parts;                  /* of a team: all its ranks' pieces; else 0 */
     struct tly_list
         pieces; /* likewise, if this is not 0: those of this rank, in the order in which they are summed */

@@ -1,7 +1,7 @@
 /* pooled.c - the way of large reductions whose tensors all lie in the pool.
  *
- * The tensor is cut into chunks.  Whoever is free takes the next one, reads it from all ranks and writes the sum to all ranks,
- * so a rank that computes delays nobody: the others do its share.  The work entry of the lowest rank that has posted counts
+ * The tensor is cut into chunks.  Whoever is free takes the next one, reads it from all ranks and writes the sum to all ranks
+ * that get it, so a rank that computes delays nobody: the others do its share.  The work entry of the lowest rank that has posted counts
  * the chunks that are taken, and those that are done.
  *
  * All under the engine's lock. */
@@ -53,17 +53,36 @@ static enum tly_local_begun pooled_begin(struct tly_local *l, struct tly_local_r
     return TLY_BEGUN;
 }
 
+/* A block lies in a rank's range or beside it. */
 static void pooled_reduce_block(struct tly_local *l, const struct tly_local_round *r,
-                                const struct tly_reduction *h, uint64_t from, size_t len)
+                                const struct tly_local_range range[], const struct tly_reduction *h,
+                                uint64_t from, size_t len)
 {
     const void *in[TLY_LOCAL_RANKS];
+    uint8_t *sum = NULL;
     for (uint32_t i = 0; i < l->count; i++)
         in[i] = r->posts[i].call ? l->at[i].base + r->posts[i].input + from : tly_work_zeros;
-    uint8_t *sum = l->at[r->lead].base + r->posts[r->lead].output + from;
-    tly_reduce(h, (int)l->count, in, sum, len / tly_reduce_element_size(h->dtype));
-    for (uint32_t i = r->lead + 1; i < l->count; i++)
-        if (r->posts[i].call)
-            memcpy(l->at[i].base + r->posts[i].output + from, sum, len);
+    for (uint32_t i = 0; i < l->count; i++) {
+        uint8_t *out = l->at[i].base + r->posts[i].output + (from - range[i].begin);
+        if (!r->posts[i].call || !tly_work_is_in(&range[i], from))
+            continue;
+        if (sum)
+            memcpy(out, sum, len);
+        else
+            tly_reduce(h, (int)l->count, in, sum = out, len / tly_reduce_element_size(h->dtype));
+    }
+}
+
+/* Where the block that begins here ends. */
+static uint64_t pooled_end_of(const struct tly_local *l, const struct tly_local_range range[], uint64_t from,
+                              uint64_t to)
+{
+    uint64_t end = to - from < BLOCK ? to : from + BLOCK;
+    for (uint32_t i = 0; i < l->count; i++) {
+        uint64_t last = range[i].begin + range[i].bytes;
+        end = last > from && last < end ? last : end;
+    }
+    return end;
 }
 
 static bool pooled_is_left(const struct tly_local_round *r, uint64_t next)
@@ -92,10 +111,13 @@ static bool pooled_reduce_range(struct tly_local *l, const struct tly_local_roun
                                 uint64_t to)
 {
     struct tly_reduction h = tly_work_how(l, r->op);
-    for (; from < to; from += BLOCK) {
+    struct tly_local_range range[TLY_LOCAL_RANKS];
+    tly_work_ranges(l, r->op, range);
+    for (uint64_t end; from < to; from = end) {
         if (atomic_load_explicit(&l->failed, memory_order_relaxed) || tly_work_is_given_up(l))
             return false; /* the communicator fails: the memory is its user's again */
-        pooled_reduce_block(l, r, &h, from, to - from < BLOCK ? to - from : BLOCK);
+        end = pooled_end_of(l, range, from, to);
+        pooled_reduce_block(l, r, range, &h, from, end - from);
     }
     return true;
 }

@@ -13,6 +13,7 @@
 
 #include "local/posts.h"
 #include "local/way.h"
+#include "local/work.h"
 #include "ops/local.h"
 
 enum { MOST_IDLE = 64 }; /* rounds kept for later */
@@ -199,7 +200,8 @@ static bool posts_is_sound(const struct tly_local *l, const struct tly_local_rou
         return false;
     return (p->flags & TLY_POST_EAGER) ||
            (((~p->flags & TLY_POST_POOL_IN) || posts_in_segment(l, rank, p->input, p->bytes)) &&
-            ((~p->flags & TLY_POST_POOL_OUT) || posts_in_segment(l, rank, p->output, op->bytes)));
+            ((~p->flags & TLY_POST_POOL_OUT) ||
+             posts_in_segment(l, rank, p->output, tly_work_output_bytes(l, op, rank))));
 }
 
 /* All posts of the round are there, and the same. */

@@ -2,8 +2,9 @@
  *
  * Other processes' private memory is reached through the kernel only, which copies at a fraction of the speed of a core
  * that copies what it has in its cache.  So each rank has a window in its segment, of a few blocks, through which its tensor
- * goes: it puts blocks of its input in, each block's owner (blocks go round the ranks) sums it and writes the sum into all
- * windows, and each rank takes its own out.  What lies in the pool is read and written where it lies.
+ * goes: it puts blocks of its input in, each block's owner (blocks go round the ranks) sums it and writes the sum into the
+ * windows of the ranks that get it, and each of these takes its own out.  What lies in the pool is read and written where it
+ * lies.  Where each rank gets a piece of its own, it owns the blocks of its piece.
  *
  * A rank's work entry says how far it is, in blocks: `next` those that can be read of its input, `done` those of its own
  * that are summed.  Only the rank itself writes them.  A slot of a window is free again once its rank has taken out what
@@ -41,7 +42,7 @@ static struct tly_work *staging_work_of(const struct tly_local *l, const struct 
 /* The first block of a rank; then every n-th.  Of small tensors it is not always the same ranks that sum. */
 static uint32_t staging_first_of(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
-    return (uint32_t)((rank + (r->id >> 32)) % l->count);
+    return r->pieces ? rank : (uint32_t)((rank + (r->id >> 32)) % l->count);
 }
 
 static uint32_t staging_owner_of(const struct tly_local *l, const struct tly_local_round *r, uint32_t block)
@@ -70,10 +71,20 @@ static uint32_t staging_slots(const struct tly_local_round *r)
     return r->chunks < most ? r->chunks : most;
 }
 
-static uint64_t staging_length_of(const struct tly_local_round *r, uint32_t block)
+/* Where a block lies in the tensor.  Of shorter pieces the last blocks are empty. */
+static struct tly_local_range staging_block(const struct tly_local *l, const struct tly_local_round *r,
+                                            uint32_t block)
 {
-    uint64_t from = (uint64_t)block * r->chunk_bytes, left = r->op->bytes - from;
-    return left < r->chunk_bytes ? left : r->chunk_bytes;
+    struct tly_local_range range[TLY_LOCAL_RANKS], whole = {.bytes = r->op->bytes};
+    uint64_t from = (uint64_t)block * r->chunk_bytes;
+    if (r->pieces) {
+        tly_work_ranges(l, r->op, range);
+        whole = range[block % l->count];
+        from = (uint64_t)(block / l->count) * r->chunk_bytes;
+    }
+    from = from < whole.bytes ? from : whole.bytes;
+    uint64_t left = whole.bytes - from;
+    return (struct tly_local_range){whole.begin + from, left < r->chunk_bytes ? left : r->chunk_bytes};
 }
 
 /* How far a rank is; one that uses its entry for something else has ended the round, and it ended well. */
@@ -96,11 +107,17 @@ static uint32_t staging_summed_by(const struct tly_local *l, const struct tly_lo
 
 static void staging_cut(const struct tly_local *l, struct tly_local_round *r)
 {
+    struct tly_local_range range[TLY_LOCAL_RANKS];
+    uint64_t most_gotten = 0;
+    tly_work_ranges(l, r->op, range);
+    for (uint32_t i = 0; i < l->count; i++)
+        most_gotten = range[i].bytes > most_gotten ? range[i].bytes : most_gotten;
+    r->pieces = most_gotten < r->op->bytes;
     uint64_t block = (r->op->bytes / l->count + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
     uint64_t most = WINDOW / (2 * l->count) / TLY_PAGE * TLY_PAGE; /* twice round the ranks */
     block = block > most ? most : block;
     r->chunk_bytes = block < TLY_PAGE ? TLY_PAGE : (uint32_t)block;
-    r->chunks = (uint32_t)((r->op->bytes + r->chunk_bytes - 1) / r->chunk_bytes);
+    r->chunks = (uint32_t)((most_gotten + r->chunk_bytes - 1) / r->chunk_bytes) * (r->pieces ? l->count : 1);
 }
 
 /* --- steps --------------------------------------------------------------------------------------- */
@@ -194,9 +211,9 @@ static bool staging_is_summed(const struct tly_local *l, const struct tly_local_
 static uint8_t *staging_seen(struct tly_local *l, const struct tly_local_round *r, uint32_t rank,
                              uint32_t block)
 {
+    uint64_t length = staging_block(l, r, block).bytes;
     uint64_t window = atomic_load_explicit(&staging_work_of(l, r, rank)->window, memory_order_relaxed);
     uint64_t place = window + (uint64_t)(block % staging_slots(r)) * r->chunk_bytes, all = l->at[rank].bytes;
-    uint64_t length = staging_length_of(r, block);
     if (window >= sizeof(struct tly_control) && window <= all && place <= all && length <= all - place)
         return l->at[rank].base + place;
     char sentence[100];
@@ -210,32 +227,37 @@ static bool staging_sum_block(struct tly_local *l, const struct tly_local_round 
 {
     const struct tly_local_op *op = r->op;
     struct tly_reduction how = tly_work_how(l, op);
-    uint64_t from = (uint64_t)block * r->chunk_bytes, len = staging_length_of(r, block);
+    struct tly_local_range range[TLY_LOCAL_RANKS], b = staging_block(l, r, block);
     const uint8_t *in[TLY_LOCAL_RANKS];
-    uint8_t *out[TLY_LOCAL_RANKS];
-    for (uint32_t i = 0; i < l->count; i++) {
+    uint8_t *out[TLY_LOCAL_RANKS]; /* of those that get it; this rank's first */
+    uint32_t outs = 0;
+    tly_work_ranges(l, op, range);
+    for (uint32_t k = 0; k < l->count; k++) {
+        uint32_t i = (l->me + k) % l->count;
         const struct tly_post *p = &r->posts[i];
+        uint8_t *to;
         if (i == l->me) {
-            in[i] = (const uint8_t *)op->input + from;
-            out[i] = (uint8_t *)op->output + from;
+            in[i] = (const uint8_t *)op->input + b.begin;
+            to = (uint8_t *)op->output + (b.begin - range[i].begin);
         } else if (tly_post_is_pooled(p)) {
-            in[i] = l->at[i].base + p->input + from;
-            out[i] = l->at[i].base + p->output + from;
-        } else if (!(in[i] = out[i] = staging_seen(l, r, i, block))) {
+            in[i] = l->at[i].base + p->input + b.begin;
+            to = l->at[i].base + p->output + (b.begin - range[i].begin);
+        } else if (!(in[i] = to = staging_seen(l, r, i, block))) {
             return false;
         }
+        if (tly_work_is_in(&range[i], b.begin))
+            out[outs++] = to;
     }
-    for (uint64_t at = 0; at < len; at += SUMMED) {
+    for (uint64_t at = 0; at < b.bytes; at += SUMMED) {
         if (tly_work_is_given_up(l))
             return false;
-        size_t n = len - at < SUMMED ? len - at : SUMMED;
+        size_t n = b.bytes - at < SUMMED ? b.bytes - at : SUMMED;
         const void *rows[TLY_LOCAL_RANKS];
         for (uint32_t i = 0; i < l->count; i++)
             rows[i] = in[i] + at;
-        tly_reduce(&how, (int)l->count, rows, out[l->me] + at, n / tly_reduce_element_size(op->dtype));
-        for (uint32_t i = 0; i < l->count; i++)
-            if (i != l->me)
-                memcpy(out[i] + at, out[l->me] + at, n);
+        tly_reduce(&how, (int)l->count, rows, out[0] + at, n / tly_reduce_element_size(op->dtype));
+        for (uint32_t i = 1; i < outs; i++)
+            memcpy(out[i] + at, out[0] + at, n);
     }
     return true;
 }
@@ -346,14 +368,19 @@ void tly_staging_close(struct tly_local *l)
             tly_pool_free(l->window[i].at);
 }
 
+static uint8_t *staging_slot(const struct tly_local_round *r, uint32_t block)
+{
+    return (uint8_t *)r->op->borrowed + (uint64_t)(block % staging_slots(r)) * r->chunk_bytes;
+}
+
 static bool staging_put_in(struct tly_local *l, struct tly_local_round *r, bool first)
 {
     if (!staging_can_put_in(l, r, first) || !staging_open_window(l, r))
         return false;
     uint32_t block = r->staged++;
+    struct tly_local_range b = staging_block(l, r, block);
     if (staging_owner_of(l, r, block) != l->me)
-        memcpy((uint8_t *)r->op->borrowed + (uint64_t)(block % staging_slots(r)) * r->chunk_bytes,
-               (const uint8_t *)r->op->input + (uint64_t)block * r->chunk_bytes, staging_length_of(r, block));
+        memcpy(staging_slot(r, block), (const uint8_t *)r->op->input + b.begin, b.bytes);
     atomic_store_explicit(&staging_work_of(l, r, l->me)->next,
                           (uint64_t)r->posts[l->me].gen << 32 | r->staged, memory_order_release);
     return true;
@@ -363,14 +390,14 @@ static bool staging_take_out(struct tly_local *l, struct tly_local_round *r)
 {
     if (!staging_can_take_out(l, r))
         return false;
-    uint32_t block = r->copied;
-    if (staging_owner_of(l, r, block) != l->me && !tly_post_is_pooled(&r->posts[l->me])) {
-        assert(r->op->borrowed); /* it has put that block in */
-        memcpy((uint8_t *)r->op->output + (uint64_t)block * r->chunk_bytes,
-               (const uint8_t *)r->op->borrowed + (uint64_t)(block % staging_slots(r)) * r->chunk_bytes,
-               staging_length_of(r, block));
-    }
-    r->copied++;
+    uint32_t block = r->copied++;
+    struct tly_local_range range[TLY_LOCAL_RANKS], b = staging_block(l, r, block);
+    if (staging_owner_of(l, r, block) == l->me || tly_post_is_pooled(&r->posts[l->me]))
+        return true;         /* it was summed in place */
+    assert(r->op->borrowed); /* it has put that block in */
+    tly_work_ranges(l, r->op, range);
+    if (tly_work_is_in(&range[l->me], b.begin))
+        memcpy((uint8_t *)r->op->output + (b.begin - range[l->me].begin), staging_slot(r, block), b.bytes);
     return true;
 }
 

@@ -71,6 +71,24 @@ static void test_reductions(void **state)
     assert_string_equal(way(), "team");
 }
 
+static void test_ranges_of_reductions(void **state)
+{
+    const struct tly_call *const calls[] = {&tly_call_reduce, &tly_call_reduce_scatter};
+    for (size_t i = 0; i < 2; i++) {
+        post(calls[i], EAGER);
+        others_post(EAGER, EAGER);
+        assert_string_equal(way(), "eager");
+        post(calls[i], POOLED);
+        others_post(POOLED, POOLED);
+        assert_string_equal(way(), "pooled");
+        others_post(POOLED, 0);
+        assert_string_equal(way(), "staging");
+        post(calls[i], EAGER); /* zeros stand for nobody */
+        first_joins(EAGER);
+        assert_string_equal(way(), "divert");
+    }
+}
+
 static void test_others(void **state)
 {
     post(&tly_call_barrier, EAGER);
@@ -153,7 +171,8 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reductions), cmocka_unit_test(test_others), cmocka_unit_test(test_own_post),
+        cmocka_unit_test(test_reductions), cmocka_unit_test(test_ranges_of_reductions),
+        cmocka_unit_test(test_others),     cmocka_unit_test(test_own_post),
         cmocka_unit_test(test_refused),    cmocka_unit_test(test_joined),
     };
     return cmocka_run_group_tests(tests, begin, end);

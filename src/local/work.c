@@ -23,12 +23,44 @@ struct tly_reduction tly_work_how(const struct tly_local *l, const struct tly_lo
                                   .postscale = op->postscale};
 }
 
+static struct tly_local_view work_view(const struct tly_local *l, const struct tly_local_op *op,
+                                       const uint64_t given[])
+{
+    return (struct tly_local_view){.me = l->me,
+                                   .ranks = l->count,
+                                   .root = op->root,
+                                   .given = given,
+                                   .dims = op->dims,
+                                   .element = (uint32_t)tly_reduce_element_size(op->dtype)};
+}
+
 void tly_work_takes(const struct tly_local *l, const struct tly_local_op *op, const uint64_t given[],
                     struct tly_local_take take[])
 {
-    const struct tly_local_view view = {.me = l->me, .ranks = l->count, .root = op->root, .given = given};
+    const struct tly_local_view view = work_view(l, op, given);
     memset(take, 0, l->count * sizeof *take);
     op->call->takes(&view, take);
+}
+
+void tly_work_ranges(const struct tly_local *l, const struct tly_local_op *op, struct tly_local_range range[])
+{
+    uint64_t given[TLY_LOCAL_RANKS];
+    for (uint32_t i = 0; i < l->count; i++) {
+        given[i] = op->bytes;
+        range[i] = (struct tly_local_range){.bytes = op->call->gets ? 0 : op->bytes};
+    }
+    const struct tly_local_view view = work_view(l, op, given);
+    if (op->call->gets)
+        op->call->gets(&view, range);
+}
+
+uint64_t tly_work_output_bytes(const struct tly_local *l, const struct tly_local_op *op, uint32_t rank)
+{
+    struct tly_local_range range[TLY_LOCAL_RANKS];
+    if (!op->call->gets)
+        return op->bytes;
+    tly_work_ranges(l, op, range);
+    return range[rank].bytes;
 }
 
 static void work_take_all(const struct tly_local *l, const struct tly_local_op *op, const void *const in[])
@@ -46,6 +78,20 @@ static void work_take_all(const struct tly_local *l, const struct tly_local_op *
     }
 }
 
+/* The range that this rank gets. */
+static void work_reduce_range(const struct tly_local *l, const struct tly_local_op *op,
+                              const struct tly_reduction *how, const void *const in[])
+{
+    struct tly_local_range range[TLY_LOCAL_RANKS];
+    const void *rows[TLY_LOCAL_RANKS];
+    tly_work_ranges(l, op, range);
+    const struct tly_local_range own = range[l->me];
+    for (uint32_t i = 0; i < l->count; i++)
+        rows[i] = (const uint8_t *)in[i] + own.begin;
+    if (own.bytes)
+        tly_reduce(how, (int)l->count, rows, op->output, own.bytes / tly_reduce_element_size(op->dtype));
+}
+
 void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, const void *const in[])
 {
     if (!op->bytes)
@@ -56,7 +102,10 @@ void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, con
         return;
     }
     struct tly_reduction how = tly_work_how(l, op);
-    tly_reduce(&how, (int)l->count, in, op->output, op->count);
+    if (op->call->gets)
+        work_reduce_range(l, op, &how, in);
+    else
+        tly_reduce(&how, (int)l->count, in, op->output, op->count);
 }
 
 /* --- other ranks' memory ------------------------------------------------------------------------- */

@@ -16,6 +16,17 @@ struct tly_reduction tly_work_how(const struct tly_local *l, const struct tly_lo
 /* Fill in what this rank takes of each rank, of given[] bytes. */
 void tly_work_takes(const struct tly_local *l, const struct tly_local_op *op, const uint64_t given[],
                     struct tly_local_take take[]);
+/* Fill in the range of the result that each rank gets. */
+void tly_work_ranges(const struct tly_local *l, const struct tly_local_op *op,
+                     struct tly_local_range range[]);
+/* The length of a rank's output. */
+uint64_t tly_work_output_bytes(const struct tly_local *l, const struct tly_local_op *op, uint32_t rank);
+
+static inline bool tly_work_is_in(const struct tly_local_range *range, uint64_t at)
+{
+    return at - range->begin < range->bytes; /* wraps below the range */
+}
+
 /* Make the result in this rank's memory of what each rank gives, which lies at in[]. */
 void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, const void *const in[]);
 

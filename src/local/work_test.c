@@ -1,4 +1,4 @@
-/* work_test.c - cutting a tensor into chunks; waiting for a neighbour that is in the midst of one, and does not go on; one
+/* work_test.c - cutting a tensor into chunks; which rank gets which range; waiting for a neighbour that is in the midst of one, and does not go on; one
  * whose memory has ended. */
 #include <pthread.h>
 #include <setjmp.h>
@@ -15,6 +15,7 @@
 
 #include "local/process.h"
 #include "local/work.h"
+#include "ops/call.h"
 #include "tally/tally.h"
 
 #include <cmocka.h>
@@ -210,6 +211,33 @@ static void test_cut(void **state)
     }
 }
 
+/* Of 5 elements: all to the root, or 2, 0 and 3 to a rank each, or all to all. */
+static void test_ranges(void **state)
+{
+    static const struct {
+        const struct tly_call *call;
+        struct tly_local_range range[3];
+    } cases[] = {
+        {&tly_call_push_pull, {{0, 20}, {0, 20}, {0, 20}}},
+        {&tly_call_reduce, {{0, 0}, {0, 20}, {0, 0}}},
+        {&tly_call_reduce_scatter, {{0, 8}, {8, 0}, {8, 12}}},
+    };
+    static const int64_t dims[] = {2, 0, 3};
+    static struct tly_local l;
+    l.count = 3;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tly_local_op op = {
+            .call = cases[i].call->local, .dtype = TALLY_FLOAT32, .root = 1, .bytes = 20, .dims = dims};
+        struct tly_local_range range[3];
+        tly_work_ranges(&l, &op, range);
+        for (uint32_t k = 0; k < 3; k++) {
+            assert_int_equal(range[k].begin, cases[i].range[k].begin);
+            assert_int_equal(range[k].bytes, cases[i].range[k].bytes);
+            assert_int_equal(tly_work_output_bytes(&l, &op, k), range[k].bytes);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -219,6 +247,7 @@ int main(void)
         cmocka_unit_test(test_main_thread_ended),
         cmocka_unit_test(test_dying),
         cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_ranges),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

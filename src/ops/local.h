@@ -19,6 +19,8 @@ struct tally_op;
 struct tly_local_view {
     uint32_t me, ranks, root;
     const uint64_t *given; /* bytes that each rank gives */
+    const int64_t *dims;   /* of the caller's tensor; of a call with pieces: elements of each rank's */
+    uint32_t element;      /* bytes of an element */
 };
 
 /* The range of another rank's data that a rank takes. */
@@ -28,10 +30,18 @@ struct tly_local_take {
     uint64_t bytes; /* 0: it takes nothing */
 };
 
+/* The range of a reduction's result that a rank gets: its output is that range alone. */
+struct tly_local_range {
+    uint64_t begin, bytes; /* bytes 0: it gets nothing */
+};
+
 struct tly_local_call {
     enum tly_givers givers;
-    bool reduces; /* all data are reduced, and each rank gets the whole result */
-    /* Else: fill in what this rank takes of each rank.  take[] is clear.  NULL: nothing. */
+    bool reduces; /* all data are reduced */
+    /* Of a reduction: fill in the range of each rank.  range[] is clear.  Two ranges are the same or disjoint.
+     * NULL: each rank gets the whole result. */
+    void (*gets)(const struct tly_local_view *v, struct tly_local_range range[]);
+    /* Of another call: fill in what this rank takes of each rank.  take[] is clear.  NULL: nothing. */
     void (*takes)(const struct tly_local_view *v, struct tly_local_take take[]);
     /* Do all go on without the ranks that have joined?  Zeros stand for their data.  NULL: no. */
     bool (*spares)(uint32_t root);

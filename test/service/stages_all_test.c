@@ -12,6 +12,7 @@
 #include "comm/path/chain.h"
 #include "job.h"
 #include "later.h"
+#include "ops/local.h"
 
 #include <cmocka.h>
 
@@ -283,6 +284,12 @@ static const struct call calls[] = {
 };
 enum { CALLS = sizeof calls / sizeof *calls, BARRIER = CALLS - 1, ALLGATHER = 4 };
 
+/* A stage has a memory for each piece of a reduce_scatter, and the network takes them. */
+static bool is_shared(const struct tly_call *call)
+{
+    return call->local && (!call->pieces || call->local->gathered);
+}
+
 static void call_once(tally_comm *c, int which, int step)
 {
     int rank = tally_comm_rank(c), n = tally_comm_size(c);
@@ -295,7 +302,7 @@ static void call_once(tally_comm *c, int which, int step)
     calls[which].check(op, rank, n, step);
     if (tally_comm_machine_count(c) == 1 &&
         !tly_chain_is_empty(&op->chain)) /* no rank has had to divert it */
-        CHECK(tly_chain_has_ended(&op->chain, STAGE_ENGINE) == (op->call->local != NULL));
+        CHECK(tly_chain_has_ended(&op->chain, STAGE_ENGINE) == is_shared(op->call));
     tally_op_free(op);
 }
 

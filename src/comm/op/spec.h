@@ -61,6 +61,11 @@ static inline uint32_t tly_spec_dims(const struct tly_spec *s)
     return s->ndim;
 }
 
+static inline const int64_t *tly_spec_shape(const struct tly_spec *s)
+{
+    return s->shape;
+}
+
 static inline int64_t tly_spec_dim(const struct tly_spec *s, uint32_t i)
 {
     return s->shape[i];

@@ -64,6 +64,7 @@ void tly_comm_describe_local(struct tally_op *op)
     l->input = op->input;
     l->output = op->output;
     l->first_dim = tly_spec_first_dim(&op->spec);
+    l->dims = tly_spec_shape(&op->spec);
 }
 
 static void local_ended(struct tally_op *op, int err, const char *sentence)

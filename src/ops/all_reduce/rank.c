@@ -84,6 +84,13 @@ const struct tly_call tly_call_push_pullv = {
 
 /* --- to one rank, or a piece to each ------------------------------------------------------------- */
 
+static void reduce_gets(const struct tly_local_view *v, struct tly_local_range range[])
+{
+    range[v->root].bytes = v->given[v->root];
+}
+
+static const struct tly_local_call reduce_local = {.reduces = true, .gets = reduce_gets};
+
 /* Only the root wants the result. */
 static unsigned reduce_needs(const tally_comm *c, const struct tly_request *r)
 {
@@ -106,11 +113,21 @@ const struct tly_call tly_call_reduce = {
     .needs = reduce_needs,
     .cut = reduce_cut,
     .function = "tally_reduce",
+    .local = &reduce_local,
     .collective = "reduce",
     .root = "to",
     .reduces = true,
     .shaped = true,
     .moves = true};
+
+static void reduce_scatter_gets(const struct tly_local_view *v, struct tly_local_range range[])
+{
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < v->ranks; at += range[i++].bytes)
+        range[i] = (struct tly_local_range){.begin = at, .bytes = (uint64_t)v->dims[i] * v->element};
+}
+
+static const struct tly_local_call reduce_scatter_local = {.reduces = true, .gets = reduce_scatter_gets};
 
 /* Pieces are cut alike on all ranks.  The n-th parts of all pieces go before any piece's next, so that all machines'
  * cards receive all the time. */
@@ -167,6 +184,7 @@ static int reduce_scatter_cut(tally_comm *c, struct tally_op *op)
 const struct tly_call tly_call_reduce_scatter = {
     .cut = reduce_scatter_cut,
     .function = "tally_reduce_scatter",
+    .local = &reduce_scatter_local,
     .collective = "reduce_scatter",
     .reduces = true,
     .pieces = true,
