@@ -200,8 +200,9 @@ struct reduce_tree {
     const unsigned char *const *next; /* the first input of the next leaf: leaves are met in order */
     struct reduce_tree *group; /* borrowed: makes a leaf of a group of inputs; NULL: inputs are leaves */
     const int *group_size;     /* of each leaf */
-    const int *next_size;
-    unsigned char *leaf_rows; /* borrowed: where groups' sums go, SCRATCH_BYTES */
+    const int *node_leaves;    /* of each input, where inputs are nodes of the tree; else NULL */
+    const int *next_size;      /* the next of one of these */
+    unsigned char *leaf_rows;  /* borrowed: where groups' sums go, SCRATCH_BYTES */
     size_t row_bytes;
     _Alignas(64) unsigned char scratch[SCRATCH_BYTES];
 };
@@ -224,18 +225,25 @@ static const void *reduce_leaf(struct reduce_tree *t, int j, size_t at, size_t c
     return t->leaf_rows + (size_t)j * t->row_bytes;
 }
 
-/* Reduce the next `leaves` leaves; the root is finished and written in the tree's own format. */
-static void reduce_walk(struct reduce_tree *t, int level, int leaves, size_t at, size_t count, bool root,
-                        void *out)
+/* The root is finished and written in the tree's own format. */
+static struct tly_fold reduce_step_of(const struct reduce_tree *t, bool root)
 {
     struct tly_fold f = t->step;
-    const void *rows[TLY_FOLD_MAX];
-
     if (!root) {
         f.to = t->partial;
         f.stream = false;
         f.divisor = f.postscale = 1;
     }
+    return f;
+}
+
+/* Reduce the next `leaves` leaves. */
+static void reduce_walk(struct reduce_tree *t, int level, int leaves, size_t at, size_t count, bool root,
+                        void *out)
+{
+    struct tly_fold f = reduce_step_of(t, root);
+    const void *rows[TLY_FOLD_MAX];
+
     if (leaves <= TLY_FOLD_MAX) {
         for (f.n = 0; f.n < leaves; f.n++)
             rows[f.n] = reduce_leaf(t, f.n, at, count);
@@ -252,6 +260,42 @@ static void reduce_walk(struct reduce_tree *t, int level, int leaves, size_t at,
         f.from = t->partial; /* rows of the scratch, in the first-level cache */
         f.ask = false;
         f.prescale = 1;
+    }
+    t->fold(&f, rows, out, count);
+}
+
+/* Leaves in each of a node's rows, but the last: the least power of two that cuts no input and gives few rows. */
+static int reduce_row_leaves(const int *next_size, int leaves)
+{
+    int each = 1;
+    while (each * TLY_FOLD_MAX < leaves)
+        each *= 2;
+    for (int left = leaves; left > 0; left -= *next_size++)
+        while (each < *next_size)
+            each *= 2;
+    return each;
+}
+
+/* Reduce the next inputs, which are nodes with so many leaves in all.  scratch: where rows of this walk may begin. */
+static void reduce_walk_nodes(struct reduce_tree *t, int leaves, size_t at, size_t count, bool root,
+                              unsigned char *scratch, void *out)
+{
+    struct tly_fold f = reduce_step_of(t, root);
+    const void *rows[TLY_FOLD_MAX];
+    int each = reduce_row_leaves(t->next_size, leaves);
+
+    for (f.n = 0; f.n * each < leaves; f.n++) {
+        int rest = leaves - f.n * each, size = rest < each ? rest : each;
+        if (*t->next_size == size) {
+            rows[f.n] = *t->next++ + at * tly_format_size(t->partial);
+            t->next_size++;
+        } else {
+            unsigned char *row = scratch;
+            assert(size < leaves);
+            scratch += t->row_bytes;
+            reduce_walk_nodes(t, size, at, count, false, scratch, row);
+            rows[f.n] = row;
+        }
     }
     t->fold(&f, rows, out, count);
 }
@@ -278,9 +322,13 @@ static void reduce_blocks(struct reduce_tree *t, unsigned char *out, size_t coun
     size_t size = tly_format_size(t->step.to);
     size_t block = t->row_bytes / tly_format_size(t->partial);
     for (size_t at = 0; at < count; at += block) {
+        size_t now = count - at < block ? count - at : block;
         t->next = t->input;
-        t->next_size = t->group_size;
-        reduce_walk(t, 0, t->leaves, at, count - at < block ? count - at : block, true, out + at * size);
+        t->next_size = t->node_leaves ? t->node_leaves : t->group_size;
+        if (t->node_leaves)
+            reduce_walk_nodes(t, t->leaves, at, now, true, t->scratch, out + at * size);
+        else
+            reduce_walk(t, 0, t->leaves, at, now, true, out + at * size);
     }
     if (t->step.stream)
         reduce_fence();
@@ -334,7 +382,7 @@ static void reduce_plant(struct reduce_tree *t, const struct tly_reduction *r, i
     t->row_bytes = reduce_row_bytes(leaves);
     t->input = (const unsigned char *const *)input;
     t->group = NULL;
-    t->group_size = NULL;
+    t->group_size = t->node_leaves = NULL;
 }
 
 /* So few numbers are summed before a fold of them is described. */
@@ -414,6 +462,23 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
     t.group_size = group_size;
     t.leaf_rows = leaf_rows;
     t.row_bytes = group.row_bytes = t.row_bytes < group.row_bytes ? t.row_bytes : group.row_bytes;
+    reduce_blocks(&t, output, count);
+    reduce_mode_restore(saved);
+}
+
+void tly_reduce_nodes(const struct tly_reduction *r, int n, const int leaves[], const void *const input[],
+                      void *output, size_t count)
+{
+    struct reduce_tree t;
+    float_mode saved = reduce_mode_default();
+    int all = 0;
+    assert(r->from_partials);
+    for (int j = 0; j < n; j++)
+        all += leaves[j];
+    reduce_plant(&t, r, n, n, input, output, &count);
+    t.leaves = all;
+    t.node_leaves = leaves;
+    t.row_bytes = reduce_row_bytes(all * TLY_FOLD_MAX); /* narrow nodes, one in the other, take more rows */
     reduce_blocks(&t, output, count);
     reduce_mode_restore(saved);
 }

@@ -86,6 +86,12 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
 void tly_reduce_add_norms(const float *a, const float *b, float *sum, size_t count, size_t chunk,
                           float *norms);
 
+/* As tly_reduce from_partials, but input j is the sum of the next leaves[j] leaves of the tree, which are one of its nodes:
+ * a single leaf, or all that T(lo, hi) adds for some lo and hi.  The bits are those of one call for all leaves, of which
+ * there are at most TLY_REDUCE_MAX_INPUTS. */
+void tly_reduce_nodes(const struct tly_reduction *r, int n, const int leaves[], const void *const input[],
+                      void *output, size_t count);
+
 /* The name of the variant in use ("scalar", "avx2", "avx512", "neon"), by default the CPU's best, and its
  * choice for tests (NULL: the best): 0 or -ENOTSUP where the CPU or the build lacks it. */
 const char *tly_reduce_variant(void);

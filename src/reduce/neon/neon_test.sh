@@ -21,7 +21,7 @@ compile fold_vector -O1 -DTLY_FOLD=tly_fold_neon -DTLY_VECTOR=16
 compile norm_vector -DTLY_NORM=tly_norm_neon -DTLY_VECTOR=16
 compile fold_scalar
 compile reduce
-for name in reduce norms reduce_pairs; do
+for name in reduce nodes norms reduce_pairs; do
     compile ${name}_test -DTLY_SAMPLE=2047
     $cc -static -o "$out/run" "$out/fold_vector.o" "$out/norm_vector.o" "$out/fold_scalar.o" "$out/reduce.o" "$out/${name}_test.o" -lm
     qemu-aarch64 "$out/run"
