@@ -447,34 +447,9 @@ bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, 
     return false;
 }
 
-/* Are machines [lo, hi) of the tree over machines a node of the tree over ranks, and so on down?  first[m]: the lowest
- * rank of machine m. */
-static bool roster_is_like(const uint32_t *first, uint32_t ranks, uint32_t lo, uint32_t hi)
-{
-    uint32_t m = 1;
-    while (m * 2 < hi - lo)
-        m *= 2;
-    return roster_is_node(0, ranks, first[lo], first[hi]) &&
-           (hi - lo < 2 ||
-            (roster_is_like(first, ranks, lo, lo + m) && roster_is_like(first, ranks, lo + m, hi)));
-}
-
 bool tly_roster_suits_teams(const struct tly_roster *r)
 {
-    uint32_t n = r->rank_count, machines = r->machine_count;
-    int groups, *sizes = calloc(n, sizeof *sizes);
-    uint32_t *order = calloc(n, sizeof *order), *first = calloc(machines + 1, sizeof *first);
-    bool suits = sizes && order && first && machines > 1 && machines < n;
-    if (suits && tly_roster_tree(r, false, &groups, sizes, order)) {
-        for (uint32_t i = n; i-- > 0;)
-            first[r->ranks[i].machine] = i;
-        first[machines] = n;
-        suits = roster_is_like(first, n, 0, machines);
-    }
-    free(sizes);
-    free(order);
-    free(first);
-    return suits;
+    return r->machine_count > 1 && r->machine_count < r->rank_count;
 }
 
 void tly_service_name(const struct tly_roster *r, uint32_t service, char *out, size_t len)

@@ -149,8 +149,8 @@ bool tly_roster_shares(const struct tly_roster *r, uint32_t service);
 bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, int *group_size,
                      uint32_t *order);
 
-/* Several machines, several ranks on one or more of them, and the tree over machines has the machines' ranks as its
- * leaves, or the sums go along that tree anyway: each machine may push the sum of its ranks. */
+/* Several machines, several ranks on one or more of them: each machine may push the sum of its ranks, which is a node of
+ * either tree. */
 bool tly_roster_suits_teams(const struct tly_roster *r);
 
 /* "rank 3 on host" / "tallyd 1 on host (address:port)", for messages. */

@@ -49,10 +49,10 @@ static void trees(void **state)
         {"aaaaaaaa", true, false, "01234567", false},
         {"aabbccdd", true, false, "01234567", true},
         {"aaaabbbb", true, false, "01234567", true},
-        {"aaaabbcc", true, false, "01234567", false}, /* 4 + 2 + 2: nodes of the ranks' tree, a + (b + c) */
-        {"aabbcccc", true, false, "01234567", true},  /* (a + b) + c, as over machines */
-        {"aaabbb", false, false, "012345", true},     /* 2 x 3: 3 is no node of T(0, 6) */
-        {"abab", false, false, "0213", true},         /* not neighbours */
+        {"aaaabbcc", true, false, "01234567", true}, /* nodes of the ranks' tree: a + (b + c), */
+        {"aabbcccc", true, false, "01234567", true}, /* and (a + b) + c */
+        {"aaabbb", false, false, "012345", true},    /* 2 x 3: 3 is no node of T(0, 6) */
+        {"abab", false, false, "0213", true},        /* not neighbours */
         {"aab", true, false, "012", true},
         {"abb", false, false, "012", true}, /* T(0, 3) is (0 + 1) + 2 */
         {"abbc", false, false, "0123", true},

@@ -108,6 +108,8 @@ struct tly_job {
     uint32_t joins;                  /* how often all ranks have joined */
     const uint8_t *zeros;            /* a part of zeros, mapped once a rank has joined; takes no memory */
     uint32_t *machine;               /* owned array: of each rank */
+    uint32_t machines;               /* worker machines */
+    int *machine_ranks;              /* owned array: ranks on each of them */
     bool teams;                      /* ranks of a machine may push together */
     uint32_t most_opened, most_owed; /* bounds of a burden; past most_owed the rank's window stays shut */
     uint32_t window_rounds;          /* least pushes that fill a window */

@@ -181,11 +181,13 @@ static int job_make_room(struct tly_job *job, const struct tly_roster *roster)
     job->burden = calloc(ranks, sizeof *job->burden);
     job->joined = calloc(ranks, sizeof *job->joined);
     job->machine = calloc(ranks, sizeof *job->machine);
-    if (!job->by_rank || !job->gone || !job->burden || !job->joined || !job->machine ||
+    job->machines = roster->machine_count;
+    job->machine_ranks = calloc(job->machines, sizeof *job->machine_ranks);
+    if (!job->by_rank || !job->gone || !job->burden || !job->joined || !job->machine || !job->machine_ranks ||
         tly_members_begin(job, roster) != 0)
         return -ENOMEM;
     for (uint32_t i = 0; i < ranks; i++)
-        job->machine[i] = roster->ranks[i].machine;
+        job->machine_ranks[job->machine[i] = roster->ranks[i].machine]++;
     return 0;
 }
 

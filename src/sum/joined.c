@@ -128,4 +128,5 @@ void tly_joined_finish(struct tly_job *job)
         munmap((void *)job->zeros, job->part_most);
     free(job->joined);
     free(job->machine);
+    free(job->machine_ranks);
 }

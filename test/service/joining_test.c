@@ -263,6 +263,8 @@ static void test_bits_of_teams(void **state)
     run("aabb", 2, 2);
     run("aaaabbbb", 2, 2);
     run("aabbccdd", 2, 2);
+    run("aaaabbcc", 2, 1);
+    run("aabc", 2, 1);
 }
 
 /* --- what else they may do ----------------------------------------------------------------------- */

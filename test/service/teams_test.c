@@ -9,13 +9,14 @@
 
 #include <cmocka.h>
 
-enum { OPS = 48, MOST_COUNT = 300000 };
+enum { COUNT = 200000, OPS = 48, MOST_COUNT = 300000, RUNS = 6 };
 
 struct board {
     atomic_int stage;
     int run;
     bool private_only; /* no rank may reach into another's memory */
-    uint64_t hash[4][OPS];
+    int kill_at;       /* stage at which a tallyd is killed; 0: none */
+    uint64_t hash[RUNS][OPS];
 };
 
 static const char once[] = "pushed once a machine";
@@ -101,6 +102,7 @@ static int all_kinds(int rank, void *arg)
             else
                 free(in[n]);
         }
+        atomic_fetch_add(&b->stage, 1);
     }
     CHECK(tally_comm_close(c) == 0);
     return 0;
@@ -118,7 +120,14 @@ static void run_layout(struct board *b, const char *layout, int tallyds, const c
                     .arg = b,
                     .settings = {setting, "TALLY_PART_BYTES=16K"}};
     job_start(&j);
-    job_finish(&j);
+    if (b->kill_at) {
+        job_await(&b->stage, b->kill_at);
+        kill(j.tallyd_pid[0], SIGKILL);
+        for (int rank = 0; rank < j.ranks; rank++)
+            assert_int_equal(job_wait_rank(&j, rank), 0);
+    } else {
+        job_finish(&j);
+    }
     if (teams)
         job_log_holds(&j, 0, once);
     else
@@ -140,12 +149,22 @@ static void compare(const struct board *b, int one, int other, bool sixteen, con
 /* Floats of 16 bits are rounded once more on each machine. */
 static void test_layouts(void **state)
 {
-    static const char *const layouts[] = {"abcdefgh", "aabbccdd", "aaaabbbb", "aaaaaaaa"};
+    static const char *const layouts[RUNS] = {"abcdefgh", "aaaaaaaa", "aabbccdd",
+                                              "aaaabbbb", "aaaabbcc", "aabcdddd"};
     struct board *b = job_shared(sizeof *b);
-    for (b->run = 0; b->run < 4; b->run++) {
-        run_layout(b, layouts[b->run], 0, "TALLY_LOCAL=on", b->run == 1 || b->run == 2);
+    for (b->run = 0; b->run < RUNS; b->run++) {
+        run_layout(b, layouts[b->run], 0, "TALLY_LOCAL=on", b->run > 1);
         compare(b, b->run, 0, false, layouts[b->run]);
     }
+}
+
+static void compare_with_each_for_itself(const char *layout, int tallyds)
+{
+    struct board *b = job_shared(sizeof *b);
+    run_layout(b, layout, tallyds, "TALLY_LOCAL=on", true);
+    b->run = 1;
+    run_layout(b, layout, tallyds, "TALLY_LOCAL=off", false);
+    compare(b, 0, 1, true, layout);
 }
 
 static void test_as_each_for_itself(void **state)
@@ -153,15 +172,92 @@ static void test_as_each_for_itself(void **state)
     static const struct {
         const char *layout;
         int tallyds;
-        bool teams;
-    } cases[] = {{"aabb", 1, true},  {"aaabbb", 0, true}, {"abab", 0, true},
-                 {"aabbc", 2, true}, {"abb", 0, true},    {"aaaabbcc", 0, false}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct board *b = job_shared(sizeof *b);
-        run_layout(b, cases[i].layout, cases[i].tallyds, "TALLY_LOCAL=on", cases[i].teams);
-        b->run = 1;
-        run_layout(b, cases[i].layout, cases[i].tallyds, "TALLY_LOCAL=off", false);
-        compare(b, 0, 1, true, cases[i].layout);
+    } cases[] = {{"aabb", 1}, {"aaabbb", 0},   {"abab", 0},     {"aabbc", 2}, {"abb", 0},
+                 {"aaab", 0}, {"aaaabbcc", 0}, {"aaaabbcd", 1}, {"aabc", 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        compare_with_each_for_itself(cases[i].layout, cases[i].tallyds);
+}
+
+static void test_random_layouts(void **state)
+{
+    uint64_t seed = 20;
+    for (int i = 0; i < (UNDER_SANITIZER ? 2 : 4); i++) {
+        char layout[9] = "a";
+        int ranks = 3 + (int)(job_random(&seed) % 6);
+        bool apart = job_random(&seed) % 2; /* a machine's ranks need not be neighbours */
+        for (int rank = 1, machines = 1; rank < ranks; rank++) {
+            bool fresh = rank == ranks / 2 || (machines < ranks - 2 && job_random(&seed) % 3 == 0);
+            uint64_t known = apart ? job_random(&seed) % (uint64_t)machines : (uint64_t)machines - 1;
+            layout[rank] = (char)('a' + (fresh ? (uint64_t)machines++ : known));
+        }
+        compare_with_each_for_itself(layout, (int)(job_random(&seed) % 2));
+    }
+}
+
+/* What it had of the sums is made again, along the same tree. */
+static void test_bits_after_a_tallyd_died(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    run_layout(b, "aaaabbcc", 2, "TALLY_LOCAL=off", false);
+    b->run = 1;
+    b->stage = 0;
+    b->kill_at = 30;
+    run_layout(b, "aaaabbcc", 2, "TALLY_LOCAL=on", true);
+    compare(b, 0, 1, true, "a tallyd died");
+}
+
+static float number(int rank, int i)
+{
+    uint64_t seed = (uint64_t)rank * 1000003 + (uint64_t)i + 1;
+    return (float)((double)(job_random(&seed) >> 40) / 0x1p20 - 8);
+}
+
+/* A group of the very ranks that carry a part for their machines adds along its own tree. */
+static int group_of_carriers(int rank, void *arg)
+{
+    static const int carriers[] = {0, 4, 6};
+    bool inside = rank == 0 || rank == 4 || rank == 6;
+    static float x[COUNT], all[COUNT], some[COUNT];
+    tally_comm *c = job_open();
+    tally_group *g = NULL;
+    tally_op *op[2];
+    for (int i = 0; i < COUNT; i++)
+        x[i] = number(rank, i);
+    if (inside)
+        CHECK(tally_group_create(c, "carriers", carriers, 3, &g) == 0);
+    for (int step = 0; step < 3; step++) {
+        struct tally_options o = {.size = sizeof o, .group = g};
+        CHECK(tally_push_pull(c, "all", x, all, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op[0]) == 0);
+        if (inside)
+            CHECK(tally_push_pull(c, "some", x, some, COUNT, TALLY_FLOAT32, TALLY_SUM, &o, &op[1]) == 0);
+        job_expect(op[0], 0);
+        if (inside)
+            job_expect(op[1], 0);
+        for (int i = 0; i < COUNT; i++) {
+            float v[8];
+            for (int r = 0; r < 8; r++)
+                v[r] = number(r, i);
+            CHECK(all[i] == ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7])));
+            CHECK(!inside || some[i] == (v[0] + v[4]) + v[6]);
+        }
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_group_of_carriers(void **state)
+{
+    static const int machine[] = {0, 0, 0, 0, 1, 1, 2, 2};
+    for (int tallyds = 0; tallyds < 2; tallyds++) {
+        struct job j = {.ranks = 8,
+                        .tallyds = tallyds,
+                        .machine = machine,
+                        .main = group_of_carriers,
+                        .settings = {"TALLY_PART_BYTES=64K"}};
+        job_start(&j);
+        job_finish(&j);
+        job_log_holds(&j, 0, once);
+        job_clear(&j);
     }
 }
 
@@ -178,8 +274,7 @@ static void test_memory_out_of_reach(void **state)
 /* --- what goes wrong ----------------------------------------------------------------------------- */
 
 static const int pairs[] = {0, 0, 1, 1};
-
-enum { COUNT = 200000 };
+static const int uneven[] = {0, 0, 1, 2}; /* 0 + (1 + 2) along the tree over ranks */
 
 /* One rank means something else: on every machine the others hear of it, and go on. */
 static int disagree(int rank, void *arg)
@@ -410,10 +505,14 @@ static int until_failure(int rank, void *arg)
 
 static void test_rank_killed(void **state)
 {
-    for (int i = 0; i < (UNDER_SANITIZER ? 2 : 5); i++) {
+    for (int i = 0; i < (UNDER_SANITIZER ? 3 : 6); i++) {
         struct board *b = job_shared(sizeof *b);
         b->run = INT32_MAX;
-        struct job j = {.ranks = 4, .tallyds = i % 2, .machine = pairs, .main = until_failure, .arg = b};
+        struct job j = {.ranks = 4,
+                        .tallyds = i % 2,
+                        .machine = i / 2 % 2 ? uneven : pairs,
+                        .main = until_failure,
+                        .arg = b};
         job_start(&j);
         job_await(&b->stage, 10 + 7 * i);
         kill(j.rank_pid[1], SIGKILL);
@@ -447,12 +546,12 @@ static void test_rank_stopped(void **state)
 /* Pushes of teams are redone as those of ranks are. */
 static void test_tallyd_killed(void **state)
 {
-    for (int i = 0; i < (UNDER_SANITIZER ? 1 : 3); i++) {
+    for (int i = 0; i < (UNDER_SANITIZER ? 2 : 4); i++) {
         struct board *b = job_shared(sizeof *b);
         b->run = 60;
         struct job j = {.ranks = 4,
                         .tallyds = 2,
-                        .machine = pairs,
+                        .machine = i % 2 ? uneven : pairs,
                         .main = until_failure,
                         .arg = b,
                         .settings = {"TALLY_PART_BYTES=16K"}};
@@ -607,6 +706,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layouts),
         cmocka_unit_test(test_as_each_for_itself),
+        cmocka_unit_test(test_random_layouts),
+        cmocka_unit_test(test_bits_after_a_tallyd_died),
+        cmocka_unit_test(test_group_of_carriers),
         cmocka_unit_test(test_memory_out_of_reach),
         cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_many_at_once),

@@ -37,10 +37,18 @@ static uint8_t *sum_place(const struct tly_round *r)
     return NULL;
 }
 
-/* Ranks in the sum.  Where carriers push for their machines, the frame says how many ranks those are, less one. */
-static uint32_t sum_divisor(const struct tly_round *r)
+/* Do carriers push for their machines?  Then the frame's root is the number of ranks in the sum, less one. */
+static bool sum_is_carried(const struct tly_round *r)
 {
-    return r->rule->carried && r->head.root ? r->head.root + 1 : r->who->count;
+    return r->rule->carried && r->head.root;
+}
+
+/* Is each input the sum of a node of the tree over ranks?  16-bit types are rounded on each machine, and summed along the
+ * tree over machines. */
+static bool sum_has_nodes(const struct tly_job *job, const struct tly_round *r, bool sixteen_bit)
+{
+    return sum_is_carried(r) && !sixteen_bit && job->all->tree[0].groups == 1 &&
+           r->who->count == job->machines;
 }
 
 static void sum_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
@@ -48,12 +56,14 @@ static void sum_advance(struct tly_job *job, struct tly_round *r, uint32_t from,
     const struct tly_frame *h = &r->head;
     size_t element = tly_reduce_element_size(h->dtype);
     const struct tly_members *who = r->who;
-    const struct tly_member_tree *t = &who->tree[h->dtype == TALLY_FLOAT16 || h->dtype == TALLY_BFLOAT16];
+    bool sixteen_bit = h->dtype == TALLY_FLOAT16 || h->dtype == TALLY_BFLOAT16;
+    const struct tly_member_tree *t = &who->tree[sixteen_bit];
     struct tly_reduction how = {.dtype = h->dtype,
                                 .op = h->op,
-                                .divisor = sum_divisor(r),
+                                .divisor = sum_is_carried(r) ? h->root + 1 : who->count,
                                 .prescale = h->prescale,
-                                .postscale = h->postscale};
+                                .postscale = h->postscale,
+                                .from_partials = sum_has_nodes(job, r, sixteen_bit)};
     static _Thread_local const void *inputs[TLY_MAX_RANKS];
     for (uint32_t i = 0; i < who->count; i++) {
         /* A slot without data belongs to a rank that has joined.  Its state is not looked at: the loop's thread
@@ -61,7 +71,10 @@ static void sum_advance(struct tly_job *job, struct tly_round *r, uint32_t from,
         const uint8_t *data = r->slots[t->order[i]].data;
         inputs[i] = (data ? data : job->zeros) + from;
     }
-    if (t->groups == 1)
+    if (how.from_partials)
+        tly_reduce_nodes(&how, (int)who->count, job->machine_ranks, inputs, r->result + from,
+                         (to - from) / element);
+    else if (t->groups == 1)
         tly_reduce(&how, (int)who->count, inputs, r->result + from, (to - from) / element);
     else
         tly_reduce_grouped(&how, t->groups, t->group_size, inputs, r->result + from, (to - from) / element);
