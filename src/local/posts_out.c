@@ -14,8 +14,7 @@
 
 static bool posts_out_gives(const struct tly_local *l, const struct tly_local_op *op)
 {
-    bool gathers = op->parts && !op->call->reduces; /* each gives its data by itself: nobody reads them */
-    return !op->mark && !gathers && tly_gives(op->call->givers, op->root, l->me);
+    return !op->mark && tly_posts_gives(op, l->me);
 }
 
 static uint64_t posts_out_address(const void *p)

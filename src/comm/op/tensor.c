@@ -132,7 +132,7 @@ static bool tensor_root_decides(const tally_comm *c, const struct tally_op *op)
     return call->root && !call->paired && (!call->reduces || strcmp(c->params.split, "optimal") == 0);
 }
 
-struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct tally_op *op)
+struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct tally_op *op, bool teams)
 {
     size_t bytes = (size_t)op->epoch->services * sizeof(struct tly_plan_machine);
     struct tly_plan_machine *machine = malloc(bytes);
@@ -141,8 +141,10 @@ struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct t
     memcpy(machine, op->epoch->machine, bytes);
     for (int i = 0; i < op->epoch->services; i++)
         machine[i].ranks = 0;
-    for (int i = 0; i < op->group->size; i++)
-        machine[tly_service_of(c, op->group->ranks[i])].ranks++;
+    for (int i = 0; i < op->group->size; i++) {
+        struct tly_plan_machine *m = &machine[tly_service_of(c, op->group->ranks[i])];
+        m->ranks = teams ? 1 : m->ranks + 1;
+    }
     return machine;
 }
 
@@ -150,7 +152,7 @@ struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct t
 static int tensor_plan_for_root(tally_comm *c, const struct tally_op *op, struct dealt *d)
 {
     const struct tly_epoch *e = op->epoch;
-    struct tly_plan_machine *machine = tly_tensor_machines(c, op);
+    struct tly_plan_machine *machine = tly_tensor_machines(c, op, tly_chain_has(&op->chain, STAGE_TEAM));
     uint32_t *weight = calloc((size_t)e->services, sizeof *weight);
     int root = tly_service_of(c, op->root), err = machine && weight ? 0 : -ENOMEM;
     if (!err && !op->call->reduces)

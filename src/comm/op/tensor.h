@@ -74,9 +74,9 @@ bool tly_tensor_line_up(struct tally_op *op);
 /* From now on these are dealt in one sequence; names.lock held.  -ENOMEM. */
 int tly_tensor_plan(tally_comm *c, uint32_t kind, uint32_t space, size_t count, const char *const names[],
                     const uint64_t bytes[]);
-/* The epoch's machines, each with the ranks that it has in the operation's group; the caller frees them.  NULL: out of
- * memory. */
-struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct tally_op *op);
+/* The epoch's machines, each with the ranks that it has in the operation's group, or one where these are a team; the caller frees
+ * them.  NULL: out of memory. */
+struct tly_plan_machine *tly_tensor_machines(const tally_comm *c, const struct tally_op *op, bool teams);
 
 /* spec.c */
 /* What users read in its place: "'w'", "push_pull no. 7", or in an ordered space "all_reduce no. 16"; names.lock held or its

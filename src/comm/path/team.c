@@ -173,8 +173,19 @@ static void team_stage_take(tally_comm *c, struct tally_op *op)
     tly_list_init(&op->shared.op.landed);
 }
 
-/* What goes to one service is carried by all ranks of a machine in turn, so that all have the same to do, and each its
- * share of the card.  Of parts that others carry nothing is known here. */
+/* The list of a whole tensor's part, which is the turn-th that goes to the service: all ranks of a machine carry in turn, so that
+ * all have the same to do, and each its share of the card.  But what one rank gives or wants, that rank carries. */
+static const struct tally_group *team_stage_carriers(const tally_comm *c, const struct tally_op *op,
+                                                     uint32_t turn, bool *ours)
+{
+    if (op->call->root)
+        return tly_team_carriers(c, op->root, turn, ours);
+    const struct tally_group *g = c->teams.carry[turn % (unsigned)c->teams.lists];
+    *ours = g->ranks[c->machine] == (uint32_t)c->rank;
+    return g;
+}
+
+/* Of parts that others carry nothing is known here. */
 static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_cut *cut)
 {
     static const uint8_t nothing;
@@ -186,49 +197,38 @@ static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_c
     }
     op->part_count = 1 + cut->count;
     op->credit = cut->credit;
-    op->parts[0] = (struct tly_part){.op = op,
-                                     .input = &nothing,
-                                     .owner = tly_epoch_owner(c, op->epoch, op->key, 0, cut->pieces[0].owner),
-                                     .dtype = op->dtype};
+    op->parts[0] =
+        (struct tly_part){.op = op,
+                          .input = &nothing,
+                          .owner = tly_epoch_owner(c, op->epoch, op->key, 0, cut->pieces[0].owner),
+                          .dtype = op->dtype,
+                          .root = op->root};
     bool backwards = tly_tensor_line_up(op);
     op->shared.op.priority = op->urgency; /* the engine sums in the order in which the network sends */
     /* Who carries what is the same on all ranks; in which order each sends it need not be. */
     for (uint32_t i = 0; i < cut->count; i++) {
         struct tly_part *p = &op->parts[i + 1];
-        uint16_t dealt = cut->pieces[i].owner;
-        uint64_t place = cut->pieces[i].place;
-        uint32_t length = cut->pieces[i].length;
-        const struct tally_group *g = c->teams.carry[(turn[dealt]++ + dealt) % (unsigned)c->teams.lists];
-        *p = (struct tly_part){.op = op,
-                               .state = PART_LANDED,
-                               .owner = dealt,
-                               .index = i + 1,
-                               .place = place,
-                               .length = length,
-                               .result_length = length,
-                               .dtype = op->dtype};
-        if (g->ranks[c->machine] == (uint32_t)c->rank) {
-            *p = (struct tly_part){
-                .op = op,
-                .place = place,
-                .index = i + 1,
-                .order = backwards ? cut->count - i : i + 1,
-                .number = i + 1,
-                .group = g->number,
-                .length = length,
-                .result_length = length,
-                .owner = tly_epoch_owner(c, op->epoch, op->key, i + 1, dealt),
-                .dtype = op->dtype,
-                .root = (uint32_t)c->size - 1,
-                .scaled = true,
-                .shard = {.piece = {.op = &op->shared.op, .place = place, .length = length}}};
-            tly_list_init(&p->shard.piece.node);
-            tly_list_append(backwards ? op->shared.op.pieces.next : &op->shared.op.pieces,
-                            &p->shard.piece.node);
-            mine++;
-        }
-        p->input = op->input + place;
-        p->landing = op->output + place;
+        const struct tly_cut_piece *piece = &cut->pieces[i];
+        bool ours;
+        const struct tally_group *g = team_stage_carriers(c, op, turn[piece->owner]++ + piece->owner, &ours);
+        *p = (struct tly_part){
+            .op = op,
+            .state = ours ? PART_IDLE : PART_LANDED,
+            .input = op->input + piece->place,
+            .landing = op->output + piece->place,
+            .place = piece->place,
+            .index = i + 1,
+            .order = backwards ? cut->count - i : i + 1,
+            .number = i + 1,
+            .group = g->number,
+            .length = piece->length,
+            .result_length = piece->length,
+            .owner = tly_epoch_owner(c, op->epoch, op->key, i + 1, piece->owner),
+            .dtype = op->dtype,
+            .root = op->call->reduces ? (uint32_t)c->size - 1 : op->root,
+            .scaled = op->call->reduces};
+        tly_team_share(p, piece->place, backwards);
+        mine += ours;
     }
     free(turn);
     op->shared.op.parts = cut->count;
@@ -253,7 +253,7 @@ const struct tally_group *tly_team_carriers(const tally_comm *c, uint32_t rank, 
     return list;
 }
 
-void tly_team_share(struct tly_part *p, uint64_t place)
+void tly_team_share(struct tly_part *p, uint64_t place, bool first)
 {
     struct tly_local_op *whole = &p->op->shared.op;
     p->shard.piece = (struct tly_local_piece){.place = place, .length = p->length};
@@ -261,7 +261,7 @@ void tly_team_share(struct tly_part *p, uint64_t place)
         return;
     p->shard.piece.op = whole;
     tly_list_init(&p->shard.piece.node);
-    tly_list_append(&whole->pieces, &p->shard.piece.node);
+    tly_list_append(first ? whole->pieces.next : &whole->pieces, &p->shard.piece.node);
 }
 
 void tly_team_shared(struct tally_op *op, uint32_t parts, uint64_t bytes, uint64_t ahead)
@@ -304,11 +304,11 @@ static int team_stage_ready_sum(struct tly_part *p)
     return 1;
 }
 
-/* Where all pieces lie one behind the other.  Stages before this one have a memory for each part. */
+/* Where the whole result lies.  Of pieces, stages before this one have a memory for each part. */
 static int team_stage_place_pieces(struct tally_op *op)
 {
     const struct tly_part *first = &op->parts[1];
-    bool staged = tly_chain_has_before(&op->chain, STAGE_TEAM);
+    bool staged = op->call->pieces && tly_chain_has_before(&op->chain, STAGE_TEAM);
     if (staged)
         op->shared.result = malloc(op->shared.op.bytes);
     op->shared.op.output = staged ? op->shared.result : first->landing - first->shard.piece.place;

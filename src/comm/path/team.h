@@ -42,8 +42,9 @@ bool tly_team_gathers(const struct tally_op *op);
 /* Parts of rank `rank`'s piece have, one after the other, these carriers: a rank of each machine, of which that rank is one.
  * turn: the part's number in the piece.  *ours: this rank is one, too. */
 const struct tally_group *tly_team_carriers(const tally_comm *c, uint32_t rank, uint32_t turn, bool *ours);
-/* The part of a gathering is `place` bytes behind the result's begin.  What this rank does not carry has landed. */
-void tly_team_share(struct tly_part *p, uint64_t place);
+/* The part is `place` bytes behind the result's begin.  What this rank does not carry has landed.  first: before those that were
+ * shared before. */
+void tly_team_share(struct tly_part *p, uint64_t place, bool first);
 /* So many parts are cut, of a result of so many bytes.  Of what this rank carries so many bytes may be asked for that have
  * not landed. */
 void tly_team_shared(struct tally_op *op, uint32_t parts, uint64_t bytes, uint64_t ahead);

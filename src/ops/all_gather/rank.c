@@ -76,9 +76,7 @@ static int gather_plan_pieces(const tally_comm *c, const struct tally_op *op, bo
                               const uint64_t *piece, struct tly_relay *r)
 {
     const struct tally_group *g = op->group;
-    struct tly_plan_machine *machine = tly_tensor_machines(c, op);
-    for (int i = 0; machine && team && i < op->epoch->services; i++)
-        machine[i].ranks = machine[i].ranks > 0; /* that is how often a part goes there */
+    struct tly_plan_machine *machine = tly_tensor_machines(c, op, team);
     uint64_t *bytes = calloc((size_t)op->epoch->services, sizeof *bytes);
     for (int i = 0; bytes && i < g->size; i++)
         bytes[tly_service_of(c, g->ranks[i])] += piece[i];
@@ -127,7 +125,7 @@ static uint32_t gather_lay_out(tally_comm *c, struct tally_op *op, bool team, co
                 .dtype = op->dtype,
                 .root = g->ranks[i]};
             if (team)
-                tly_team_share(p, (uint64_t)(start + at - to));
+                tly_team_share(p, (uint64_t)(start + at - to), false);
             own += ours;
             p++;
         }

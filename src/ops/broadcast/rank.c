@@ -1,13 +1,16 @@
 /* rank.c - a broadcast, at a rank.
  *
  * It goes the way of an all-reduce.  A rank that only receives pushes an empty frame for each part (TLY_REQUEST), and the
- * service answers it with the root's data.  The services of the receivers' machines relay (tly_plan_broadcast). */
+ * service answers it with the root's data.  The services of the receivers' machines relay (tly_plan_broadcast).
+ *
+ * Where the ranks of a machine are a team, one of them asks for a part, and all of them get it (comm/path/team.c). */
 #include <stddef.h>
 
 #include "comm/comm.h"
 #include "comm/op/op.h"
 #include "comm/op/part.h"
 #include "comm/path/parts.h"
+#include "comm/path/team.h"
 #include "ops/call.h"
 #include "ops/local.h"
 
@@ -30,6 +33,11 @@ static int broadcast_cut(tally_comm *c, struct tally_op *op)
     return err;
 }
 
+static bool broadcast_teams(const struct tally_op *op)
+{
+    return op->bytes >= TLY_TEAM_BYTES;
+}
+
 static void broadcast_takes(const struct tly_local_view *v, struct tly_local_take take[])
 {
     if (v->me != v->root)
@@ -40,6 +48,7 @@ static const struct tly_local_call broadcast_local = {.givers = TLY_ROOT_GIVES, 
 
 const struct tly_call tly_call_broadcast = {
     .needs = broadcast_needs,
+    .teams = broadcast_teams,
     .cut = broadcast_cut,
     .function = "tally_broadcast",
     .local = &broadcast_local,
