@@ -186,27 +186,15 @@ static void test_many(void **state)
     }
 }
 
-static int begin(void **state)
-{
-    seed = 88172645463325252u;
-    return tly_reduce_choose(*state);
-}
-
-static int end(void **state)
-{
-    return tly_reduce_choose(NULL);
-}
-
 int main(void)
 {
     static const char *const variants[] = {"scalar", "avx2", "avx512", "neon"};
     int failed = 0;
     for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
-        void *name = (void *)variants[v];
         const struct CMUnitTest tests[] = {
-            cmocka_unit_test_prestate_setup_teardown(test_layouts, begin, end, name),
-            cmocka_unit_test_prestate_setup_teardown(test_random, begin, end, name),
-            cmocka_unit_test_prestate_setup_teardown(test_many, begin, end, name),
+            cmocka_unit_test(test_layouts),
+            cmocka_unit_test(test_random),
+            cmocka_unit_test(test_many),
         };
         if (tly_reduce_choose(variants[v]) == 0)
             failed += cmocka_run_group_tests_name(variants[v], tests, NULL, NULL);
