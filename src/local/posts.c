@@ -189,18 +189,12 @@ static bool posts_in_segment(const struct tly_local *l, uint32_t rank, uint64_t 
     return !bytes || (at >= sizeof(struct tly_control) && at <= all && bytes <= all - at);
 }
 
-bool tly_posts_gives(const struct tly_local_op *op, uint32_t rank)
-{
-    bool spreads = op->parts && !op->call->reduces;
-    return !spreads && tly_gives(op->call->givers, op->root, rank);
-}
-
 /* Can what a rank has posted be used?  One that runs wild must not take the others with it. */
 static bool posts_is_sound(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
     const struct tly_local_op *op = r->op;
     const struct tly_post *p = &r->posts[rank], *own = &r->posts[l->me];
-    uint64_t given = tly_posts_gives(op, rank) ? op->bytes : 0;
+    uint64_t given = tly_work_gives(op, rank) ? op->bytes : 0;
     if (p->work >= TLY_WORKS ||
         (!op->call->gathered && ((p->flags ^ own->flags) & TLY_POST_EAGER || p->bytes != given)))
         return false;

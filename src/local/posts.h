@@ -47,8 +47,6 @@ static inline bool tly_posts_lacks(const struct tly_local *l, const struct tly_l
     return l->joined && !r->posts[rank].call && l->at[rank].joins > r->joins && !l->config.team;
 }
 
-/* Do the others find the rank's data by its post?  In a team who gives data that are not summed copies them to the others. */
-bool tly_posts_gives(const struct tly_local_op *op, uint32_t rank);
 /* All ranks have posted it but those that have joined. */
 bool tly_posts_all_there(const struct tly_local *l, const struct tly_local_round *r);
 /* Another post of the round has come, or ours is out: does it begin, or go back, or is it over? */

@@ -14,7 +14,7 @@
 
 static bool posts_out_gives(const struct tly_local *l, const struct tly_local_op *op)
 {
-    return !op->mark && tly_posts_gives(op, l->me);
+    return !op->mark && tly_work_gives(op, l->me);
 }
 
 static uint64_t posts_out_address(const void *p)

@@ -1,9 +1,12 @@
 /* team.c - what the ranks of one machine of several do of an operation of all: sum their inputs, part by part, and hand
- * the results round.
+ * round what is for all.
  *
  * Each part has a rank that carries it.  That rank sums all inputs into its own output, pushes the sum from there as if it
  * were its input, and has the result land there (comm/path/team.c); then it copies the result to the others.  So nothing need
  * be staged, and a part's way through shared memory hides behind other parts' way through the network.
+ *
+ * Of a sum that is not for all ranks most carriers have no output to sum into.  Their user says where a part's sum is to lie
+ * (tly_local_place), and nothing is copied to others.
  *
  * Where the ranks gather, a part is some rank's own: it copies it to the others of its machine and pushes it.  What lands from
  * other machines the carrier copies to the others.
@@ -49,6 +52,12 @@ static void team_describe(const struct tly_local_op *op, struct tly_work *w)
     w->what.priority = op->priority;
     w->what.dtype = op->dtype;
     w->what.reduction = op->reduction;
+}
+
+/* Does each rank get the whole sum? */
+static bool team_is_for_all(const struct tly_local_op *op)
+{
+    return !op->call->gets;
 }
 
 static bool team_prepare(struct tly_local *l, struct tly_local_round *r)
@@ -136,11 +145,21 @@ static bool team_may_ask(const struct tly_local_op *op)
     return !op->ahead || atomic_load(&op->waiting) < op->ahead; /* tly_local_sent() wakes us at half of it */
 }
 
+/* Is it known where the piece's sum is to lie? */
+static bool team_has_place(struct tly_local_op *op, const struct tly_local_piece *piece)
+{
+    if (team_is_for_all(op) || atomic_load(&piece->sum))
+        return true;
+    atomic_store(&op->starved, true);
+    return atomic_load(&piece->sum); /* tly_local_place() sees one, or we see the other */
+}
+
 /* The division and the second factor are the service's. */
 static bool team_sum_piece(struct tly_local *l, const struct tly_local_round *r,
                            const struct tly_local_piece *piece)
 {
     const struct tly_local_op *op = r->op;
+    uint8_t *sum = team_is_for_all(op) ? op->sums + piece->place : atomic_load(&piece->sum);
     struct tly_reduction how = {.dtype = op->dtype,
                                 .op = op->reduction == TALLY_AVERAGE ? TALLY_SUM : op->reduction,
                                 .divisor = 1,
@@ -160,12 +179,26 @@ static bool team_sum_piece(struct tly_local *l, const struct tly_local_round *r,
             }
             in[i] = from;
         }
-        tly_reduce(&how, (int)l->count, in, op->sums + at, len / tly_reduce_element_size(op->dtype));
+        tly_reduce(&how, (int)l->count, in, sum + (at - piece->place),
+                   len / tly_reduce_element_size(op->dtype));
     }
     return !tly_work_is_given_up(l);
 }
 
-/* To all others; who counts the last one in a rank's buffers wakes it. */
+/* Nobody is at any rank's buffers for this part any more; who counts the last one wakes the others. */
+static void team_count_part(struct tly_local *l, const struct tly_local_round *r)
+{
+    bool last = false;
+    for (uint32_t i = 0; i < l->count; i++) {
+        /* acq_rel: who sees the last one sees all that came before. */
+        uint64_t v = atomic_fetch_add_explicit(&team_work_of(l, r, i)->done, 1, memory_order_acq_rel) + 1;
+        last |= (uint32_t)v == r->chunks;
+    }
+    if (last)
+        tly_local_tell(l);
+}
+
+/* To all others. */
 static bool team_copy_to_others(struct tly_local *l, const struct tly_local_round *r,
                                 const struct tly_local_piece *piece, const uint8_t *from)
 {
@@ -182,14 +215,7 @@ static bool team_copy_to_others(struct tly_local *l, const struct tly_local_roun
     }
     if (tly_work_is_given_up(l))
         return false;
-    bool last = false;
-    for (uint32_t i = 0; i < l->count; i++) {
-        /* acq_rel: who sees the last one sees all that came before. */
-        uint64_t v = atomic_fetch_add_explicit(&team_work_of(l, r, i)->done, 1, memory_order_acq_rel) + 1;
-        last |= (uint32_t)v == r->chunks;
-    }
-    if (last)
-        tly_local_tell(l);
+    team_count_part(l, r);
     return true;
 }
 
@@ -233,10 +259,12 @@ static bool team_step(struct tly_local *l, struct tly_local_round *r, const stru
     }
     struct tly_local_piece *piece = tly_list_entry(next, struct tly_local_piece, node);
     bool sums = op->call->reduces;
-    if (next == &op->pieces || !(sums ? team_may_sum(l, op, turn->before) : team_may_ask(op)) ||
-        !team_enter(l, r))
+    if (next == &op->pieces || !team_has_place(op, piece) ||
+        !(sums ? team_may_sum(l, op, turn->before) : team_may_ask(op)) || !team_enter(l, r))
         return false;
     bool ok = team_prepare_piece(l, r, piece);
+    if (ok && !team_is_for_all(op))
+        team_count_part(l, r);
     team_leave(l);
     if (ok) {
         tly_list_remove(next);

@@ -59,6 +59,8 @@ uint64_t tly_work_output_bytes(const struct tly_local *l, const struct tly_local
     struct tly_local_range range[TLY_LOCAL_RANKS];
     if (!op->call->gets)
         return op->bytes;
+    if (op->parts)
+        return 0;
     tly_work_ranges(l, op, range);
     return range[rank].bytes;
 }
@@ -106,6 +108,12 @@ void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, con
         work_reduce_range(l, op, &how, in);
     else
         tly_reduce(&how, (int)l->count, in, op->output, op->count);
+}
+
+bool tly_work_gives(const struct tly_local_op *op, uint32_t rank)
+{
+    bool spreads = op->parts && !op->call->reduces;
+    return !spreads && tly_gives(op->call->givers, op->root, rank);
 }
 
 /* --- other ranks' memory ------------------------------------------------------------------------- */

@@ -19,7 +19,7 @@ void tly_work_takes(const struct tly_local *l, const struct tly_local_op *op, co
 /* Fill in the range of the result that each rank gets. */
 void tly_work_ranges(const struct tly_local *l, const struct tly_local_op *op,
                      struct tly_local_range range[]);
-/* The length of a rank's output. */
+/* How much of a rank's output others write.  In a team that is the whole result, or nothing. */
 uint64_t tly_work_output_bytes(const struct tly_local *l, const struct tly_local_op *op, uint32_t rank);
 
 static inline bool tly_work_is_in(const struct tly_local_range *range, uint64_t at)
@@ -29,6 +29,9 @@ static inline bool tly_work_is_in(const struct tly_local_range *range, uint64_t 
 
 /* Make the result in this rank's memory of what each rank gives, which lies at in[]. */
 void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, const void *const in[]);
+
+/* Do the others find the rank's data by its post?  In a team who gives data that are not summed copies them to the others. */
+bool tly_work_gives(const struct tly_local_op *op, uint32_t rank);
 
 /* Where the others cannot reach this rank's private memory: have memory in the pool for it instead, with the input in it,
  * and say so in our post.  writes: they write into the output, too.  False: there is none. */

@@ -31,7 +31,7 @@ static bool joined_sits_out(const struct tly_job *job, const struct tly_round *r
 static bool joined_is_teams(const struct tly_job *job, const struct tly_round *r)
 {
     const struct tly_frame *f = &r->head;
-    if (!job->teams || !r->rule->carried)
+    if (!job->teams || !r->rule->carried || !r->rule->spares)
         return false;
     bool meets = f->part == 0 && f->group == 0 && f->length == 0 && (f->count || (f->flags & TLY_MARK));
     return f->root || meets;

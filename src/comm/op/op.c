@@ -171,6 +171,8 @@ static int op_queue_parts(tally_comm *c, struct tally_op *op)
 void tly_op_settled(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
+    if (p->state == PART_LANDED)
+        tly_chain_settled(p);
     if (--op->progress.left == 0)
         op_complete(c, op, false);
     else if (op->progress.ahead && op_queue_parts(c, op) != 0)

@@ -11,6 +11,7 @@
 #include "comm/op/tensor.h"
 #include "comm/path/peer.h"
 #include "comm/path/stage.h"
+#include "ops/call.h"
 
 #include <cmocka.h>
 
@@ -120,6 +121,7 @@ static void test_a_team_sums_by_urgency(void **state)
     c->teams.carry = &(struct tally_group *){&carriers};
     c->teams.lists = 1;
     struct tally_op op = {.comm = c,
+                          .call = &tly_call_push_pull,
                           .tensor = tly_tensor_get(c, tly_comm_all(c), TALLY_PUSH_PULL, 0, names[0]),
                           .priority = -3,
                           .epoch = &epoch};

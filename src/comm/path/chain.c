@@ -200,6 +200,13 @@ void tly_chain_admitted(struct tly_part *p)
             tly_stage_at(at)->admitted(p);
 }
 
+void tly_chain_settled(struct tly_part *p)
+{
+    for (int at = STAGE_NET - 1; at > STAGE_TENSOR; at--)
+        if (chain_has(p->op, at) && tly_stage_at(at)->settled)
+            tly_stage_at(at)->settled(p);
+}
+
 /* --- said by stages ------------------------------------------------------------------------------ */
 
 static void chain_tell(tally_comm *c, struct tly_list *list, struct tly_list *node)

@@ -97,6 +97,8 @@ bool tly_chain_in(tally_comm *c, struct tly_part *p);
 bool tly_chain_come_in(tally_comm *c, struct tally_op *op, int place);
 /* The network has admitted the part. */
 void tly_chain_admitted(struct tly_part *p);
+/* It need not be waited for any longer. */
+void tly_chain_settled(struct tly_part *p);
 /* What stages have said since, to be gone through by the loop; over: a list for each place, as in struct tly_said.  False:
  * nothing. */
 bool tly_chain_take(tally_comm *c, struct tly_list *passed, struct tly_list *over);

@@ -30,8 +30,11 @@ struct tly_sharing {
     bool entered; /* a stage has given it to the engine */
     uint32_t
         coming; /* parts that have not come; the last enters an all-gather whose list is here; 0: part 0 does */
-    bool mute;       /* ... as a mark, of which nothing is to be heard */
-    uint8_t *result; /* owned: of a gathering, where a stage has the memory for its pieces; else NULL */
+    bool mute; /* ... as a mark, of which nothing is to be heard */
+    uint8_t *
+        result; /* owned: of pieces, where a stage has a memory for each: a gathering's result, another's input; else NULL */
+    uint8_t *blocks; /* owned, from the pool: a team's sums that have no output to lie in; or NULL */
+    uint32_t placed; /* of the parts that lie there up to this one has had its place */
 };
 
 /* It goes to the engine, which gets the reference when it gets the operation. */

@@ -44,7 +44,7 @@ static int parts_of_cut(tally_comm *c, struct tally_op *op, const struct tly_cut
             .group = op->group->number,
             .owner = tly_epoch_owner(c, op->epoch, op->key, i, cut->pieces[i].owner),
             .dtype = op->dtype,
-            .root = op->root};
+            .root = op->call->reduces ? 0 : op->root}; /* in a sum it counts a team's ranks */
     return 0;
 }
 

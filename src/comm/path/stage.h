@@ -73,6 +73,8 @@ struct tly_stage {
     void (*admitted)(struct tly_part *p);
     /* The part's result is where this stage wanted it.  True: it is also where it belonged before; false: it will be. */
     bool (*landed)(tally_comm *c, struct tly_part *p);
+    /* The part has landed, and no service will ask for anything of it.  Or NULL. */
+    void (*settled)(struct tly_part *p);
     /* It has part 0, and this rank takes the operation back.  True: it asks the other ranks, and says that the parts have passed,
      * or that it is over.  False: it has said that.  NULL: the operation can be taken back at once. */
     bool (*take_back)(tally_comm *c, struct tally_op *op);

@@ -141,7 +141,7 @@ static void team_stage_spread_pieces(const struct tally_op *op)
 
 static void team_stage_ended(struct tally_op *op, int err, const char *sentence)
 {
-    if (!err && op->shared.result)
+    if (!err && op->shared.result && !op->call->reduces)
         team_stage_spread_pieces(op);
     if (err)
         tly_stage_lost(op, err, sentence);
@@ -271,11 +271,72 @@ void tly_team_shared(struct tally_op *op, uint32_t parts, uint64_t bytes, uint64
     op->shared.op.ahead = ahead;
 }
 
+/* --- sums that are not for all ------------------------------------------------------------------------------- */
+
+/* The rank that gets a part of a reduce or reduce-scatter sums into its output.  The carriers on other machines have none: their
+ * sums lie in blocks of the pool, until no service will ask for them again.  Then the block is the next part's.  Each operation
+ * has blocks of its own, and all ranks go through its parts in the same order: so some part can always go on, in whichever
+ * orders operations begin. */
+enum { BLOCKS_CREDITS = 4 }; /* so much lies there: summed ahead, on its way, and waiting for other ranks */
+
+static bool team_stage_is_for_all(const struct tally_op *op)
+{
+    return !op->call->reduces || tly_call_is_sum_for_all(op->call);
+}
+
+static bool team_stage_lies_in_block(const struct tly_part *p)
+{
+    return team_stage_carries(p) && p->quiet && !team_stage_is_for_all(p->op);
+}
+
+/* The next part from `i` on that does; or part_count. */
+static uint32_t team_stage_next_in_block(const struct tally_op *op, uint32_t i)
+{
+    while (i < op->part_count && !team_stage_lies_in_block(&op->parts[i]))
+        i++;
+    return i;
+}
+
+static int team_stage_make_blocks(tally_comm *c, struct tally_op *op)
+{
+    uint64_t size = 64, count = 0;
+    for (uint32_t i = 0; (i = team_stage_next_in_block(op, i)) < op->part_count; i++) {
+        size = op->parts[i].length > size ? (op->parts[i].length + 63ull) / 64 * 64 : size;
+        count++;
+    }
+    uint64_t most = 1 + BLOCKS_CREDITS * op->credit / size;
+    count = count < most ? count : most;
+    void *at = NULL;
+    if (count && tly_pool_borrow(tly_local_segment(c->local), count * size, &at) != 0 &&
+        tly_pool_alloc(NULL, count * size, &at) != 0)
+        return -ENOMEM;
+    op->shared.blocks = at;
+    for (uint32_t i = 0; count-- > 0; op->shared.placed = i++) {
+        i = team_stage_next_in_block(op, i);
+        atomic_store_explicit(&op->parts[i].shard.piece.sum, at, memory_order_relaxed);
+        at = (uint8_t *)at + size;
+    }
+    return 0;
+}
+
+static void team_stage_settled(struct tly_part *p)
+{
+    struct tally_op *op = p->op;
+    uint8_t *block = team_stage_lies_in_block(p) ? atomic_exchange(&p->shard.piece.sum, NULL) : NULL;
+    if (!block || op->shared.placed == op->part_count)
+        return;
+    op->shared.placed = team_stage_next_in_block(op, op->shared.placed + 1);
+    if (op->shared.placed < op->part_count)
+        tly_local_place(op->shared.engine, &op->parts[op->shared.placed].shard.piece, block);
+}
+
+/* --- the way out and back ------------------------------------------------------------------------------------ */
+
 static int team_stage_begin(tally_comm *c, struct tally_op *op)
 {
     if (op->call->reduces)
         op->shared.op.ahead = op->credit;
-    return 0;
+    return team_stage_is_for_all(op) ? 0 : team_stage_make_blocks(c, op);
 }
 
 /* The list has come: an all-gather enters with the last of the other parts, or never if it is small. */
@@ -291,24 +352,49 @@ static void team_stage_enter(struct tally_op *op)
     tly_local_enter(op->shared.engine, &op->shared.op);
 }
 
+/* Of pieces, stages before this one have a memory for each part. */
+static bool team_stage_is_scattered(const struct tally_op *op)
+{
+    return op->call->pieces && tly_chain_has_before(&op->chain, STAGE_TEAM);
+}
+
+/* Where the others find the whole input. */
+static int team_stage_place_input(struct tally_op *op)
+{
+    const struct tly_part *first = &op->parts[1];
+    op->shared.op.input = first->input - first->shard.piece.place;
+    if (!team_stage_is_scattered(op))
+        return 0;
+    op->shared.result = malloc(op->bytes);
+    for (uint32_t i = 1; op->shared.result && i < op->part_count; i++)
+        memcpy(op->shared.result + op->parts[i].shard.piece.place, op->parts[i].input, op->parts[i].length);
+    op->shared.op.input = op->shared.result;
+    return op->shared.result ? 0 : -ENOMEM;
+}
+
 /* The roll call comes when all parts have: then the others may read this rank's input, and the engine sums the parts in its
  * own order. */
 static int team_stage_ready_sum(struct tly_part *p)
 {
     struct tally_op *op = p->op;
-    if (p->index > 0)
+    bool for_all = team_stage_is_for_all(op);
+    if (p->index > 0) {
+        if (!for_all && team_stage_carries(p) && !p->quiet)
+            atomic_store_explicit(&p->shard.piece.sum, p->landing, memory_order_relaxed);
         return 0;
-    op->shared.op.input = op->parts[1].input - op->parts[1].place;
-    op->shared.op.output = op->parts[1].landing - op->parts[1].place;
+    }
+    op->shared.op.output = for_all ? op->parts[1].landing - op->parts[1].place : NULL;
+    if (team_stage_place_input(op) != 0)
+        return -ENOMEM;
     team_stage_enter(op);
     return 1;
 }
 
-/* Where the whole result lies.  Of pieces, stages before this one have a memory for each part. */
+/* Where the whole result lies. */
 static int team_stage_place_pieces(struct tally_op *op)
 {
     const struct tly_part *first = &op->parts[1];
-    bool staged = op->call->pieces && tly_chain_has_before(&op->chain, STAGE_TEAM);
+    bool staged = team_stage_is_scattered(op);
     if (staged)
         op->shared.result = malloc(op->shared.op.bytes);
     op->shared.op.output = staged ? op->shared.result : first->landing - first->shard.piece.place;
@@ -352,7 +438,8 @@ static bool team_stage_landed(tally_comm *c, struct tly_part *p)
     if (p->index == 0 || !p->op->shared.op.parts)
         return true;
     tly_local_sent(engine, &p->shard.piece);
-    if (p->shard.piece.from) /* the service has it, which may be later than all pieces are here */
+    /* The service has it, or the result is where it belongs, which may be later than all is done here. */
+    if (p->shard.piece.from || !team_stage_is_for_all(p->op))
         return tly_chain_has_ended(&p->op->chain, STAGE_TEAM);
     tly_local_landed(engine, &p->shard.piece);
     return false;
@@ -375,6 +462,9 @@ static void team_stage_withdraw(tally_comm *c, struct tally_op *op, bool over)
     if (op->shared.op.borrowed)
         tly_pool_free(op->shared.op.borrowed);
     op->shared.op.borrowed = NULL;
+    if (op->shared.blocks)
+        tly_pool_free(op->shared.blocks);
+    op->shared.blocks = NULL;
     free(op->shared.result);
     op->shared.result = NULL;
 }
@@ -390,6 +480,7 @@ const struct tly_stage tly_stage_team = {
     .ready = team_stage_ready,
     .admitted = team_stage_admitted,
     .landed = team_stage_landed,
+    .settled = team_stage_settled,
     .withdraw = team_stage_withdraw};
 
 /* --- said by the engine -------------------------------------------------------------------------- */
@@ -397,8 +488,11 @@ const struct tly_stage tly_stage_team = {
 void tly_team_summed(void *comm, struct tly_local_piece *piece)
 {
     struct tly_part *p = team_stage_part(piece);
-    p->landing = piece->op->sums + piece->place;
-    if (p->op->call->reduces)
+    if (team_stage_is_for_all(p->op))
+        p->landing = piece->op->sums + piece->place;
+    else
+        p->input = atomic_load(&piece->sum);
+    if (tly_call_is_sum_for_all(p->op->call))
         p->input = p->landing;
     else if (piece->from) /* staged data are copied over the caller's while services read this */
         p->input = piece->op->borrowed ? p->landing : piece->from;

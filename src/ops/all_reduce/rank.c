@@ -1,7 +1,10 @@
 /* rank.c - sums, at a rank: all-reduce, also of ranges of a buffer, reduce, reduce-scatter.
  *
  * A rank that pushes and does not want the result says so (TLY_QUIET), and its answer is empty: in a reduce, and in a
- * reduce-scatter for the parts that belong to another rank. */
+ * reduce-scatter for the parts that belong to another rank.
+ *
+ * Where the ranks of a machine are a team, one of them pushes the sum of their inputs: to its own service the rank that gets the
+ * result, to others the ranks in turn (comm/path/team.c). */
 #include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -102,7 +105,7 @@ static int reduce_cut(tally_comm *c, struct tally_op *op)
     int err = tly_parts_whole(c, op);
     for (uint32_t i = 0; i < op->part_count && !err && op->root != (uint32_t)c->rank; i++) {
         struct tly_part *p = &op->parts[i];
-        p->quiet = true;
+        p->quiet = p->length > 0; /* in a team the first is a roll call, of which all want the answer */
         p->result_length = 0;
         p->landing = NULL;
     }
@@ -110,6 +113,7 @@ static int reduce_cut(tally_comm *c, struct tally_op *op)
 }
 
 const struct tly_call tly_call_reduce = {
+    .teams = reduce_teams,
     .needs = reduce_needs,
     .cut = reduce_cut,
     .function = "tally_reduce",
@@ -134,8 +138,9 @@ static const struct tly_local_call reduce_scatter_local = {.reduces = true, .get
 static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
 {
     const struct tally_group *g = op->group;
+    const bool team = tly_chain_has(&op->chain, STAGE_TEAM);
     size_t element = tly_reduce_element_size(op->dtype);
-    uint32_t part = tly_parts_largest(op, op->bytes, g->size);
+    uint32_t part = tly_parts_largest(op, op->bytes, team ? c->machines : g->size), own = 0;
     uint64_t total = 0, most = 0;
     for (int i = 0; i < g->size; i++) {
         uint64_t n = tly_parts_count((uint64_t)tly_spec_dim(&op->spec, (uint32_t)i) * element, part);
@@ -150,28 +155,40 @@ static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
         uint64_t start = 0;
         for (int i = 0; i < g->size; i++) {
             uint64_t bytes = (uint64_t)tly_spec_dim(&op->spec, (uint32_t)i) * element;
-            bool mine = i == g->rank;
+            bool mine = i == g->rank, ours = true;
             if (at < bytes) {
                 uint32_t length = tly_parts_length(at, bytes, part);
                 uint32_t index = (uint32_t)(p - op->parts);
-                *p++ = (struct tly_part){
+                const struct tally_group *list =
+                    team ? tly_team_carriers(c, g->ranks[i], (uint32_t)n, &ours) : g;
+                *p = (struct tly_part){
                     .op = op,
+                    .state = ours ? PART_IDLE : PART_LANDED,
                     .landing = mine ? op->output + at : NULL,
                     .input = op->input + start + at,
                     .place = at,
                     .index = index,
                     .order = index,
                     .number = index,
-                    .group = g->number,
+                    .group = list->number,
                     .length = length,
                     .result_length = mine ? length : 0,
                     .owner = tly_service_of(c, g->ranks[i]),
                     .dtype = op->dtype,
+                    .root = team ? (uint32_t)c->size - 1 : 0,
+                    .scaled = team,
                     .quiet = !mine};
+                if (team)
+                    tly_team_share(p, start + at, false);
+                own += ours;
+                p++;
             }
             start += bytes;
         }
     }
+    if (team)
+        tly_team_shared(op, (uint32_t)total, op->bytes, op->credit);
+    tly_progress_begin(&op->progress, 1 + own);
     return 0;
 }
 
@@ -182,6 +199,7 @@ static int reduce_scatter_cut(tally_comm *c, struct tally_op *op)
 }
 
 const struct tly_call tly_call_reduce_scatter = {
+    .teams = reduce_teams,
     .cut = reduce_scatter_cut,
     .function = "tally_reduce_scatter",
     .local = &reduce_scatter_local,

@@ -98,6 +98,7 @@ const struct tly_rule tly_rule_sum = {
     .streams = true,
     .divides = true,
     .borrows = true,
+    .carried = true,
     .check = sum_check,
     .length = tly_rule_part_length,
     .place = sum_place,
