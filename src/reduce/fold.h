@@ -83,8 +83,8 @@ tly_fold_fn tly_fold_neon;
 
 enum { TLY_NORM_LANES = 64 };
 
-/* sum[i] = a[i] + b[i], a NaN as in reduce.h, and lanes[i % TLY_NORM_LANES] += |sum[i]| in order of i, for i < count, a multiple
- * of TLY_NORM_LANES.  sum may equal a or b; any alignment.  The floating-point mode must be the default one.  ask, stream: as
+/* sum[i] = a[i] + b[i], with any NaN, and lanes[i % TLY_NORM_LANES] += |sum[i]| in order of i, for i < count, a multiple of
+ * TLY_NORM_LANES.  sum may equal a or b; any alignment.  The floating-point mode must be the default one.  ask, stream: as
  * in struct tly_fold. */
 typedef void tly_norm_fn(const float *a, const float *b, float *sum, size_t count,
                          float lanes[TLY_NORM_LANES], bool ask, bool stream);

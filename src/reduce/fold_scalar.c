@@ -280,7 +280,6 @@ void tly_norm_scalar(const float *a, const float *b, float *sum, size_t count, f
     for (size_t i = 0; i < count; i += TLY_NORM_LANES)
         for (size_t lane = 0; lane < TLY_NORM_LANES; lane++) {
             float x = a[i + lane] + b[i + lane];
-            x = x != x ? bits_float(0x7fc00000) : x;
             sum[i + lane] = x;
             lanes[lane] += bits_float(float_bits(x) & 0x7fffffff);
         }

@@ -22,11 +22,8 @@ INLINE void norm_loop(const float *a, const float *b, float *sum, size_t count, 
         for (int v = 0; v < VECTORS; v++) {
             size_t at = i + (size_t)v * WIDTH;
             F x = *(const F_memory *)(a + at) + *(const F_memory *)(b + at);
-            /* NOLINTNEXTLINE(misc-redundant-expression): only a NaN differs from itself */
-            W nan = (W)(x != x);
-            W bits = ((W)x & ~nan) | (nan & 0x7fc00000u);
-            put_whole((unsigned char *)(sum + at), bits, stream);
-            lane[v] += (F)(bits & 0x7fffffffu);
+            put_whole((unsigned char *)(sum + at), (W)x, stream);
+            lane[v] += (F)((W)x & 0x7fffffffu);
         }
     }
 #pragma GCC unroll 16

@@ -485,6 +485,14 @@ void tly_reduce_nodes(const struct tly_reduction *r, int n, const int leaves[], 
 
 /* --- sums with norms ---------------------------------------------------------------------------------- */
 
+/* A norm is NaN if and only if one of its elements is.  So a chunk without NaN needs no look at each element. */
+static float reduce_replace_nans(float *sum, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        sum[i] = isnan(sum[i]) ? NAN : sum[i];
+    return NAN;
+}
+
 /* Of one chunk.  Zeros behind its end change no lane. */
 static float reduce_norm(const float *a, const float *b, float *sum, size_t count, bool ask, bool stream)
 {
@@ -501,7 +509,7 @@ static float reduce_norm(const float *a, const float *b, float *sum, size_t coun
     for (int width = TLY_NORM_LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++)
             lanes[i] += lanes[i + width];
-    return lanes[0] == lanes[0] ? lanes[0] : NAN;
+    return isnan(lanes[0]) ? reduce_replace_nans(sum, count) : lanes[0];
 }
 
 void tly_reduce_add_norms(const float *a, const float *b, float *sum, size_t count, size_t chunk,
