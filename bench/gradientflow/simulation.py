@@ -87,6 +87,8 @@ class Simulation:
                 self.histories[0].gradients[begin:end] = sums / len(own)
         finite = chunks.heard(message)
         for history in self.histories:
+            if finite:
+                history.put_off()
             history.settle(finite)
         layout, gradients = chunks.layout, self.histories[0].gradients
         for name, p in self.parameters.items():

@@ -534,6 +534,30 @@ def test_overlaps_backward(four):
     four(overlap)
 
 
+def put_off():
+    """What is not sent is put off before any list has been waited for."""
+    from tally.torch.horovod.sparse_chunks import History
+    model, optimizer = make()
+    train_some(model, optimizer, 12)
+    ended, saved = [], History.put_off
+
+    def noted(history):
+        ended.append([one._ended for one in optimizer._layout.ranges[0]._exchange.operations])
+        saved(history)
+
+    History.put_off = noted
+    try:
+        train_some(model, optimizer, 3)
+    finally:
+        History.put_off = saved
+    return ended
+
+
+def test_puts_off_while_lists_are_under_way(four):
+    for ended in four(put_off):
+        assert len(ended) == 3 and all(norms and not any(lists) for *lists, norms in ended), ended
+
+
 def joined(momentum):
     """Ranks with fewer batches join; the next step sends everything, and ranks go on alike."""
     from test_optimizer import backward
@@ -741,7 +765,10 @@ def bad_gradients():
     train_some(model, optimizer, 3)
     if t.rank() == 2:
         optimizer.history.chunks.choose_all()
+    before = optimizer.history.history.clone()
     fails(RuntimeError, step, "the chunks of gradients", "the ranks disagree", "rank 2")
+    assert optimizer.history.kept and before.any() and not optimizer.history.history.isnan().any()
+    assert (optimizer.history.history != 0)[before != 0].float().mean() > 0.9, "what was kept is kept"
     t.broadcast_parameters(model.state_dict(), 0)
     train_some(model, optimizer, 3)
 

@@ -5,9 +5,10 @@ equal length.  The history H has the same layout: the gradients that this rank h
 
     add()       for each parameter, G = gradient + H, and the L1 norms of G by chunk, in one pass
     message()   the norms, which the ranks add up
-    (the ranks average the chunks of `chosen`, in place in G; nothing here communicates)
-    settle()    H = 0 for a chunk that was sent; H = G, then G = 0, for another one.  So all ranks have equal gradients
     choose()    the next step sends the chunks with the largest norms
+    put_off()   H = G, then G = 0, for each chunk that is not in `chosen`
+    (meanwhile the ranks average the chosen chunks, in place in G; nothing here communicates)
+    settle()    H = 0 for each chunk that was sent.  So all ranks have equal gradients
     update()    SGD on the chunks that were sent; elsewhere parameters and momentum stay
 
 Parameters of fewer than two dimensions (biases, normalization) lie behind the others, in one chunk that is always sent.
@@ -272,20 +273,26 @@ class History:
         more = [not norms.isfinite().all(), 1 + self.chunks.step if first else 0]
         return torch.cat([norms[:-1], torch.tensor(more, dtype=torch.float32, device="cpu")])
 
+    def put_off(self):
+        """H = G, then G = 0, for what this step does not send, behind Chunks.heard().  The other chunks may be in flight."""
+        for begin, end, sent in self.chunks.runs(self.chunks.sent):
+            if not sent:
+                history, gradients = self.history[begin:end], self.gradients[begin:end]
+                history.copy_(gradients) if self._keep == 1 else torch.mul(gradients, self._keep, out=history)
+                gradients.zero_()
+                self.kept = True
+
     def settle(self, finite):
-        """End a step, behind Chunks.heard().  finite: what that returned.  Otherwise H stays and G is NaN, on all ranks."""
+        """End a step, once all that is sent is there.  finite: what Chunks.heard() returned.  If so, behind put_off(): H = 0 for
+        what was sent.  Otherwise H stays and G is NaN, on all ranks."""
         layout = self.chunks.layout
         if not finite:
             for name, begin in layout.begins.items():
                 self.gradients[begin:begin + layout.counts[name]].fill_(math.nan)
             return
         for begin, end, sent in self.chunks.runs(self.chunks.sent):
-            history, gradients = self.history[begin:end], self.gradients[begin:end]
             if sent:
-                history.zero_()
-            else:
-                torch.mul(gradients, self._keep, out=history)
-                gradients.zero_()
+                self.history[begin:end].zero_()
         self.kept = not self.chunks.sent.all()
 
     def settle_dense(self, finite):

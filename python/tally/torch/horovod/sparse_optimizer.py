@@ -2,8 +2,9 @@
 
 Flow: until the ranks have laid out gradients (lazy.py), steps are dense -> then one unit has all gradients side by side, and
 each `grad` is a part of its memory.  The hook adds the history to a gradient as it copies it there -> a list of chosen chunks
-starts when its last gradient is there, while backward still runs; behind the last list the norms are sent -> when all have
-ended, the unit settles histories and gradients, and chooses the next step's chunks -> step() updates the chunks that were sent.
+starts when its last gradient is there, while backward still runs; behind the last list the norms are sent -> once these have
+come back, the next step's chunks are chosen, and what is not sent becomes history while the lists are still on their way -> step()
+updates the chunks that were sent.
 
 How many lists there are follows from the layout, and what is in them from the choice, so all ranks have the same ones.
 
@@ -34,21 +35,44 @@ class _Exchange:
     """Handle of all operations of a step."""
 
     def __init__(self, unit):
-        self._unit, self.operations, self.reason, self._result = unit, [], None, None
+        self._unit, self.operations, self.norms, self.reason = unit, [], None, None
+        self._finite = None  # whether all ranks' gradients are; None: not heard
+        self._ended, self._failure = False, None
 
     def wait(self):
         """Wait for all, and settle the step once."""
-        try:
-            results = Group(self.operations).wait()
-            if self.reason is not None:
-                raise _errors.again(self.reason)
-        except Exception as error:
-            if not _where.is_handlers(error):
-                self._unit.history.chunks.choose_all()
+        if not self._ended:
+            self._end(self._unit.history)
+        if self._failure is not None:
+            raise _errors.again(self._failure)
+
+    def _end(self, history):
+        if self._finite is None and self.reason is None:
+            self._hear(history)
+        failure = _failure_of(Group(self.operations)) or self.reason
+        if failure is None:
+            history.settle(self._finite)
+        else:
+            history.chunks.choose_all()
+        self._ended, self._failure = True, failure
+
+    def _hear(self, history):
+        """Put off what is not sent, while lists are on their way.  When the norms have come, all ranks have started all lists."""
+        if _failure_of(self.norms) is None:
+            self._finite = history.chunks.heard(self.norms.wait())
+            if self._finite:
+                history.put_off()
+
+
+def _failure_of(operation):
+    """Wait for an operation.  Returns its Error, or None."""
+    try:
+        operation.wait()
+    except _errors.Error as error:
+        if _where.is_handlers(error):
             raise
-        if self._result is None:
-            self._result = results[-1]
-            self._unit.settle(self._result)
+        return error
+    return None
 
 
 class ChunkedGradients:
@@ -108,15 +132,7 @@ class ChunkedGradients:
 
     def drop(self):
         """Wait for the lists of a backward that did not reach all parameters, and that no step follows."""
-        try:
-            Group(self._exchange.operations).wait()
-        except _errors.Error as error:
-            if _where.is_handlers(error):
-                raise
-
-    def settle(self, message):
-        """The step's exchange has ended well.  message: the sum of all ranks'."""
-        self.history.settle(self.history.chunks.heard(message))
+        _failure_of(Group(self._exchange.operations))
 
     def _began(self, optimizer):
         for one in self.slots:
@@ -127,7 +143,8 @@ class ChunkedGradients:
         """All gradients are there, and all lists under way."""
         if self._exchange.reason is None:
             message = self.history.message(_job.rank() == 0)
-            self._exchange.operations.append(reduce(self._norms, message, message))
+            self._exchange.norms = reduce(self._norms, message, message)
+            self._exchange.operations.append(self._exchange.norms)
             self._began(optimizer)
 
     def _lay(self, slot, shape):
