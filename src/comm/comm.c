@@ -203,7 +203,7 @@ static int comm_take_roster(tally_comm *c)
     tly_keep_begin(c);
     int err = tly_group_begin(c);
     if (!err)
-        err = tly_team_begin_lists(c);
+        err = tly_team_begin(c);
     if (!err)
         err = tly_epoch_init(c);
     return err ? err : tly_pace_init(c);

@@ -16,7 +16,8 @@
  *
  *   inbox.c, state.c, path/post.c           what other threads have for the loop; how a communicator stands, and its
  *                                           failure; control frames
- *   op/part.c, op/group.c, op/names.c       the states of a part; lists of ranks; names and keys
+ *   op/part.c, op/carriers.c, op/group.c    the states of a part; who carries for a machine; lists of ranks
+ *   op/names.c                              names and keys
  *   op/spec.c, op/tensor.c                  what ranks compare; cuts
  *   op/handle.c, op/events.c                the caller's handle; the completion queue
  *   epoch/epoch.c, op/rounds.c              which service sums what; what a joined rank had submitted

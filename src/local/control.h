@@ -67,7 +67,7 @@ struct tly_work {
         double prescale, postscale;
         uint64_t count;
         int32_t priority;
-        uint8_t dtype, reduction;
+        uint8_t dtype, reduction, grouped;
     } what;
 };
 

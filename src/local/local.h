@@ -74,6 +74,7 @@ struct tly_local_op {
     uint8_t dtype, reduction; /* of tally.h */
     bool mark;                /* this rank refuses, or takes it back: the others must take the other way */
     bool patient;             /* it minds no wait for the others */
+    bool grouped;             /* of a team: not all ranks of the job take part */
     bool stands_in; /* of a team: this rank has joined, and does it for another one's sake (`stand_in`) */
     uint32_t root;
     int32_t priority; /* of a team: the urgency */

@@ -54,6 +54,7 @@ static void posts_in_miss(struct tly_local *l, struct tly_local_round *r, uint32
         .number = p->call,
         .dtype = w->what.dtype,
         .reduction = w->what.reduction,
+        .grouped = w->what.grouped,
         .priority = w->what.priority,
         .prescale = w->what.prescale,
         .postscale = w->what.postscale,

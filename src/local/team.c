@@ -52,6 +52,7 @@ static void team_describe(const struct tly_local_op *op, struct tly_work *w)
     w->what.priority = op->priority;
     w->what.dtype = op->dtype;
     w->what.reduction = op->reduction;
+    w->what.grouped = op->grouped;
 }
 
 /* Does each rank get the whole sum? */

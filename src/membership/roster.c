@@ -393,8 +393,7 @@ uint64_t tly_roster_window(int active, uint64_t part_bytes, uint64_t memory, uin
     return suits < room ? suits : room;
 }
 
-/* Is [from, to) a node of the tree over [lo, hi)? */
-static bool roster_is_node(uint32_t lo, uint32_t hi, uint32_t from, uint32_t to)
+bool tly_roster_is_node(uint32_t lo, uint32_t hi, uint32_t from, uint32_t to)
 {
     while (lo != from || hi != to) {
         if (hi - lo < 2)
@@ -424,7 +423,7 @@ bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, 
             end++;
         for (uint32_t j = end; j < n; j++)
             flat &= r->ranks[j].machine != r->ranks[i].machine;
-        flat = flat && roster_is_node(0, n, i, end);
+        flat = flat && tly_roster_is_node(0, n, i, end);
         i = end;
     }
     if (flat) {

@@ -149,6 +149,9 @@ bool tly_roster_shares(const struct tly_roster *r, uint32_t service);
 bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, int *group_size,
                      uint32_t *order);
 
+/* Is [from, to) a node of the tree over [lo, hi)? */
+bool tly_roster_is_node(uint32_t lo, uint32_t hi, uint32_t from, uint32_t to);
+
 /* Several machines, several ranks on one or more of them: each machine may push the sum of its ranks, which is a node of
  * either tree. */
 bool tly_roster_suits_teams(const struct tly_roster *r);

@@ -1,6 +1,6 @@
-/* team_calls_test.c - broadcasts, reduces and reduce-scatters of several machines with several ranks on each: whatever the layout,
- * the root, the lengths, the memory and the order, the bits are those of ranks that push for themselves; who dies, joins or
- * disagrees is named as ever. */
+/* team_calls_test.c - broadcasts, reduces and reduce-scatters of several machines with several ranks on each, and what groups of
+ * their ranks do: whatever the layout, the group, the root, the lengths, the memory and the order, the bits are those of ranks that
+ * push for themselves; who dies, joins or disagrees is named as ever. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -10,16 +10,25 @@
 
 #include <cmocka.h>
 
-enum { OPS = UNDER_SANITIZER ? 36 : 90, ABREAST = 3, MOST_COUNT = 200000, MOST = 60000 };
+enum { OPS = UNDER_SANITIZER ? 60 : 150, ABREAST = 3, MOST_COUNT = 200000, MOST = 60000 };
 
-enum call { BROADCAST, REDUCE, SCATTER, CALLS };
+enum call { BROADCAST, REDUCE, SCATTER, CALLS, SUM = CALLS, GATHER, ALL_CALLS };
 
 struct board {
     atomic_int stage;
     int run, rounds;
     bool private_only; /* no rank may reach into another's memory */
+    char layout[JOB_MOST_RANKS + 1];
     uint64_t hash[2][OPS];
 };
+
+/* Ranks of a group; group 0 is all ranks. */
+struct crowd {
+    int n, own; /* ranks; our place, or -1 */
+    int rank[JOB_MOST_RANKS];
+    tally_group *group;
+};
+enum { CROWDS = 5 };
 
 /* --- the bits ------------------------------------------------------------------------------------ */
 
@@ -32,15 +41,15 @@ struct what {
     struct tally_options options;
 };
 
-static struct what what_of(int i, int ranks)
+static struct what what_of(int i, const struct crowd *crowd)
 {
     static const size_t counts[] = {4096, 4097, 16384, 70001, 123457, MOST_COUNT, 9000, 65536};
-    struct what w = {.call = (enum call)(i % CALLS),
-                     .dtype = i / CALLS % 15,
-                     .reduction = i / CALLS % 4 == 3 ? TALLY_SUM : i * 7 % 8,
-                     .root = i * 5 % ranks,
+    struct what w = {.call = (enum call)(i % ALL_CALLS),
+                     .dtype = (i / ALL_CALLS * 4 + i) % 15,
+                     .reduction = i / ALL_CALLS % 4 == 3 ? TALLY_SUM : i * 7 % 8,
+                     .root = i * 7 % crowd->n,
                      .count = counts[(i * 5 + i / 8) % 8],
-                     .in_place = i / CALLS % 3 == 0};
+                     .in_place = i / ALL_CALLS % 3 == 0};
     bool complex = w.dtype == TALLY_COMPLEX64 || w.dtype == TALLY_COMPLEX128;
     bool whole = w.dtype >= TALLY_INT8 && !complex;
     if (w.reduction >= TALLY_BAND && !whole)
@@ -50,8 +59,8 @@ static struct what what_of(int i, int ranks)
     if (w.dtype == TALLY_BOOL && w.reduction == TALLY_AVERAGE)
         w.reduction = TALLY_SUM;
     w.element = tally_dtype_size((enum tally_dtype)w.dtype);
-    w.options = (struct tally_options){.size = sizeof w.options, .priority = i % 3};
-    if (w.call != BROADCAST && w.dtype != TALLY_BOOL && w.reduction < TALLY_BAND) {
+    w.options = (struct tally_options){.size = sizeof w.options, .priority = i % 3, .group = crowd->group};
+    if (w.call != BROADCAST && w.call != GATHER && w.dtype != TALLY_BOOL && w.reduction < TALLY_BAND) {
         w.options.prescale = i % 4 ? 0 : 0.5;
         w.options.postscale = i % 5 ? 0 : 3;
     }
@@ -70,7 +79,7 @@ struct under_way {
     struct what what;
     void *in, *out;
     size_t in_bytes, out_bytes; /* the output's begins at the input's piece, or apart from that */
-    bool pooled;
+    bool pooled, wants;
     tally_op *op;
 };
 
@@ -101,49 +110,67 @@ static void fill(void *at, size_t bytes, int rank, int i)
     }
 }
 
-static void begin(tally_comm *c, struct under_way *u, int rank, int i)
+static int submit_what(tally_comm *c, const char *name, struct under_way *u, const size_t counts[])
 {
-    const int ranks = tally_comm_size(c);
+    const struct what *w = &u->what;
+    enum tally_dtype dtype = (enum tally_dtype)w->dtype;
+    enum tally_reduction reduction = (enum tally_reduction)w->reduction;
+    size_t all = u->in_bytes / w->element;
+    switch (w->call) {
+    case BROADCAST:
+        return tally_broadcast(c, name, u->in, all, dtype, w->root, &w->options, &u->op);
+    case REDUCE:
+        return tally_reduce(c, name, u->in, u->wants ? u->out : NULL, all, dtype, reduction, w->root,
+                            &w->options, &u->op);
+    case SUM:
+        return tally_push_pull(c, name, u->in, u->out, all, dtype, reduction, &w->options, &u->op);
+    case GATHER:
+        return tally_allgather_into(c, name, u->in, u->out, all, dtype, &w->options, &u->op);
+    default:
+        return tally_reduce_scatter(c, name, u->in, u->out, counts, dtype, reduction, &w->options, &u->op);
+    }
+}
+
+static void begin(tally_comm *c, const struct crowd *crowd, struct under_way *u, int rank, int i)
+{
+    const int ranks = crowd->n;
     const struct what *w = &u->what;
     size_t counts[JOB_MOST_RANKS], all = 0, before = 0;
     char name[16];
     snprintf(name, sizeof name, "%d", i);
-    u->what = what_of(i, ranks);
+    u->op = NULL;
+    u->what = what_of(i, crowd);
+    if (crowd->own < 0)
+        return;
     u->pooled = (i + rank) % 3 == 0;
     for (int r = 0; r < ranks; r++) {
-        before = r == rank ? all : before;
+        before = r == crowd->own ? all : before;
         all += counts[r] = w->call == SCATTER ? piece_of(w, i, r, ranks) : r ? 0 : w->count;
     }
     u->in_bytes = all * w->element;
-    u->out_bytes = (w->call == SCATTER ? counts[rank] : all) * w->element;
+    size_t out = w->call == SCATTER ? counts[crowd->own] : w->call == GATHER ? all * (size_t)ranks : all;
+    u->out_bytes = out * w->element;
     u->in = memory(c, u->in_bytes, u->pooled);
-    bool wants = w->call != REDUCE || w->root == rank;
-    if (w->in_place || w->call == BROADCAST)
+    u->wants = w->call != REDUCE || w->root == crowd->own;
+    if ((w->in_place && w->call != GATHER) || w->call == BROADCAST)
         u->out = (uint8_t *)u->in + (w->call == SCATTER ? before * w->element : 0);
     else
-        u->out = wants ? memory(c, u->out_bytes, u->pooled) : NULL;
+        u->out = u->wants ? memory(c, u->out_bytes, u->pooled) : NULL;
     fill(u->in, u->in_bytes, rank, i);
-    enum tally_dtype dtype = (enum tally_dtype)w->dtype;
-    enum tally_reduction reduction = (enum tally_reduction)w->reduction;
-    const char *called = i % 5 ? name : NULL;
-    int err =
-        w->call == BROADCAST ? tally_broadcast(c, called, u->in, all, dtype, w->root, &w->options, &u->op)
-        : w->call == REDUCE
-            ? tally_reduce(c, called, u->in, wants ? u->out : NULL, all, dtype, reduction, w->root,
-                           &w->options, &u->op)
-            : tally_reduce_scatter(c, called, u->in, u->out, counts, dtype, reduction, &w->options, &u->op);
-    CHECK(err == 0);
+    CHECK(submit_what(c, i % 5 ? name : NULL, u, counts) == 0);
 }
 
 /* The result's hash, of all ranks'. */
 static uint64_t end(tally_comm *c, struct under_way *u, int rank, int i)
 {
     const struct what *w = &u->what;
-    job_expect(u->op, 0);
+    bool member = u->op, apart = member && w->call != BROADCAST && (!w->in_place || w->call == GATHER);
     uint64_t h[JOB_MOST_RANKS] = {0}, own = 0;
-    if (w->call != REDUCE || w->root == rank)
+    if (member)
+        job_expect(u->op, 0);
+    if (member && u->wants)
         own = job_hash(u->out, u->out_bytes);
-    if (w->call != BROADCAST && !w->in_place) { /* what was given is as it was */
+    if (apart) { /* what was given is as it was */
         void *given = memory(c, u->in_bytes, false);
         fill(given, u->in_bytes, rank, i);
         CHECK(memcmp(given, u->in, u->in_bytes) == 0);
@@ -152,12 +179,46 @@ static uint64_t end(tally_comm *c, struct under_way *u, int rank, int i)
     tally_op *op;
     CHECK(tally_allgather_into(c, "hashes", &own, h, 1, TALLY_INT64, NULL, &op) == 0);
     job_expect(op, 0);
-    for (int r = 1; w->call == BROADCAST && r < tally_comm_size(c); r++)
-        CHECK(h[r] == h[0]);
-    if (!w->in_place && w->call != BROADCAST && u->out)
+    for (int r = 0; member && (w->call == BROADCAST || w->call >= SUM) && r < tally_comm_size(c); r++)
+        CHECK(!h[r] || h[r] == own);
+    if (apart && u->out)
         give_back(u->out, u->pooled);
-    give_back(u->in, u->pooled);
+    if (member)
+        give_back(u->in, u->pooled);
     return job_hash(h, sizeof h);
+}
+
+static void join_crowd(tally_comm *c, struct crowd *crowd, int number)
+{
+    char name[8];
+    snprintf(name, sizeof name, "g%d", number);
+    for (int i = 0; i < crowd->n; i++)
+        crowd->own = crowd->rank[i] == tally_comm_rank(c) ? i : crowd->own;
+    if (number && crowd->own >= 0)
+        CHECK(tally_group_create(c, name, crowd->rank, (size_t)crowd->n, &crowd->group) == 0);
+}
+
+/* All ranks; those of the first two machines; of the last two, the later one first; of the first and the last; all but rank 0,
+ * backwards. */
+static void make_crowds(tally_comm *c, const char *layout, struct crowd crowd[CROWDS])
+{
+    const int ranks = tally_comm_size(c);
+    const char last = layout[ranks - 1] > 'b' ? layout[ranks - 1] : 'b';
+    const char *const machines[CROWDS - 2] = {"ab", (char[]){last, (char)(last - 1), 0},
+                                              (char[]){'a', last, 0}};
+    for (int i = 0; i < CROWDS; i++)
+        crowd[i] = (struct crowd){.own = -1};
+    for (int r = 0; r < ranks; r++)
+        crowd[0].rank[crowd[0].n++] = r;
+    for (int i = 1; i < CROWDS - 1; i++)
+        for (const char *m = machines[i - 1]; *m; m++)
+            for (int r = 0; r < ranks; r++)
+                if (layout[r] == *m)
+                    crowd[i].rank[crowd[i].n++] = r;
+    for (int r = ranks; --r > 0;)
+        crowd[CROWDS - 1].rank[crowd[CROWDS - 1].n++] = r;
+    for (int i = 0; i < CROWDS; i++)
+        join_crowd(c, &crowd[i], i);
 }
 
 static int all_calls(int rank, void *arg)
@@ -166,10 +227,12 @@ static int all_calls(int rank, void *arg)
     if (b->private_only)
         job_forbid_reaching();
     tally_comm *c = job_open();
+    struct crowd crowd[CROWDS];
+    make_crowds(c, b->layout, crowd);
     for (int i = 0; i < OPS; i += ABREAST) {
         struct under_way u[ABREAST];
         for (int k = 0; k < ABREAST; k++)
-            begin(c, &u[k], rank, i + k);
+            begin(c, &crowd[(i + k) / ALL_CALLS % CROWDS], &u[k], rank, i + k);
         for (int k = 0; k < ABREAST; k++) {
             uint64_t h = end(c, &u[k], rank, i + k);
             if (rank == 0)
@@ -191,7 +254,7 @@ static void run_layout(struct board *b, const char *layout, int tallyds, const c
                     .machine = machine,
                     .main = all_calls,
                     .arg = b,
-                    .settings = {setting, part}};
+                    .settings = {setting, part, "TALLY_TIMEOUT=60"}};
     job_start(&j);
     job_finish(&j);
     job_clear(&j);
@@ -200,21 +263,21 @@ static void run_layout(struct board *b, const char *layout, int tallyds, const c
 static void compare_layout(const char *layout, int tallyds, const char *part, bool private_only)
 {
     struct board *b = job_shared(sizeof *b);
+    snprintf(b->layout, sizeof b->layout, "%s", layout);
     run_layout(b, layout, tallyds, "TALLY_LOCAL=off", part);
     b->run = 1;
     b->private_only = private_only;
     run_layout(b, layout, tallyds, "TALLY_LOCAL=on", part);
     for (int i = 0; i < OPS; i++)
-        if (b->hash[0][i] != b->hash[1][i]) {
-            struct what w = what_of(i, (int)strlen(layout));
-            fail_msg("%s: operation %d (call %d, dtype %d, reduction %d) has other bits", layout, i, w.call,
-                     w.dtype, w.reduction);
-        }
+        if (b->hash[0][i] != b->hash[1][i])
+            fail_msg("%s: operation %d (call %d) of group %d has other bits", layout, i, i % ALL_CALLS,
+                     i / ALL_CALLS % CROWDS);
 }
 
 static void test_as_each_for_itself(void **state)
 {
-    static const char *const layouts[] = {"aabb", "abab", "aaabbb", "aabbc", "aaaabbcc", "aab", "aabbccdd"};
+    static const char *const layouts[] = {"aabb",     "abab", "aaabbb",   "aabbc",
+                                          "aaaabbcc", "aab",  "aabbccdd", "aabbccc"};
     for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++)
         compare_layout(layouts[i], i % 3, i % 2 ? "TALLY_PART_BYTES=16K" : "TALLY_PART_BYTES=64K", false);
 }
@@ -468,13 +531,106 @@ static void test_rank_joins(void **state)
         job_run(&(struct job){.ranks = 4, .tallyds = tallyds, .machine = pairs, .main = one_joins});
 }
 
+/* --- groups of whole machines -------------------------------------------------------------------- */
+
+static const int three[] = {0, 0, 1, 1, 2, 2};
+
+static int submit_in(tally_comm *c, tally_group *g, enum call call, float *x, float *y, tally_op **op)
+{
+    const size_t pieces[] = {MOST / 4, MOST / 4, MOST / 4, MOST / 4};
+    struct tally_options o = {.size = sizeof o, .group = g};
+    switch (call) {
+    case BROADCAST:
+        return tally_broadcast(c, "g", x, MOST, TALLY_FLOAT32, 1, &o, op);
+    case REDUCE:
+        return tally_reduce(c, "g", x, y, MOST, TALLY_FLOAT32, TALLY_AVERAGE, 1, &o, op);
+    case SCATTER:
+        return tally_reduce_scatter(c, "g", x, y, pieces, TALLY_FLOAT32, TALLY_AVERAGE, &o, op);
+    case SUM:
+        return tally_push_pull(c, "g", x, y, MOST, TALLY_FLOAT32, TALLY_AVERAGE, &o, op);
+    default:
+        return tally_allgather_into(c, "g", x, y, MOST / 4, TALLY_FLOAT32, &o, op);
+    }
+}
+
+static void expect_sound_in(tally_comm *c, tally_group *g, enum call call, int rank)
+{
+    static float x[MOST], y[MOST];
+    tally_op *op;
+    for (int i = 0; i < MOST; i++)
+        x[i] = (float)(rank + i % 512);
+    CHECK(submit_in(c, g, call, x, y, &op) == 0);
+    job_expect(op, 0);
+    for (int i = 0; i < MOST; i++) {
+        if (call == SUM || (call == REDUCE && rank == 1))
+            CHECK(y[i] == (float)(i % 512) + 1.5f);
+        if (call == SCATTER && i < MOST / 4)
+            CHECK(y[i] == (float)((i + rank * (MOST / 4)) % 512) + 1.5f);
+        if (call == GATHER)
+            CHECK(y[i] == (float)(i / (MOST / 4) + i % (MOST / 4) % 512));
+        if (call == BROADCAST)
+            CHECK(x[i] == (float)(1 + i % 512));
+    }
+}
+
+/* One has joined, which has others of its machine stand for it in no group; one means another group by the name. */
+static int some_machines(int rank, void *arg)
+{
+    static float x[MOST], y[MOST];
+    static const int ranks[] = {0, 1, 2, 3}, others[] = {2, 3, 4, 5};
+    tally_comm *c = job_open();
+    tally_group *g = NULL, *odd = NULL;
+    tally_op *op, *join = NULL;
+    if (rank < 4) {
+        CHECK(tally_group_create(c, "some", ranks, 4, &g) == 0);
+        for (int call = 0; call < ALL_CALLS; call++)
+            expect_sound_in(c, g, (enum call)call, rank);
+    }
+    if (rank < 3)
+        CHECK(tally_group_create(c, "odd", ranks, 4, &odd) == 0);
+    else if (rank == 3)
+        CHECK(tally_group_create(c, "odd", others, 4, &odd) == 0);
+    for (int call = 0; odd && call < ALL_CALLS; call++) {
+        CHECK(submit_in(c, odd, (enum call)call, x, y, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -EINVAL);
+        CHECK_HOLDS(tally_op_error(op), "the ranks disagree: ");
+        tally_op_free(op);
+    }
+    job_barrier(c);
+    if (rank == 1)
+        CHECK(tally_join(c, NULL, &join) == 0);
+    for (int call = 0; g && rank != 1 && call < ALL_CALLS; call++) {
+        CHECK(submit_in(c, g, (enum call)call, x, y, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -EINVAL);
+        CHECK_HOLDS(tally_op_error(op), "rank 1 has joined");
+        tally_op_free(op);
+    }
+    if (rank != 1)
+        CHECK(tally_join(c, NULL, &join) == 0);
+    job_expect(join, 0);
+    for (int call = 0; g && call < ALL_CALLS; call++)
+        expect_sound_in(c, g, (enum call)call, rank);
+    job_leave(c);
+    return 0;
+}
+
+static void test_some_machines(void **state)
+{
+    for (int tallyds = 0; tallyds < 2; tallyds++)
+        job_run(&(struct job){.ranks = 6,
+                              .tallyds = tallyds,
+                              .machine = three,
+                              .main = some_machines,
+                              .settings = {"TALLY_TIMEOUT=30"}});
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_as_each_for_itself), cmocka_unit_test(test_memory_out_of_reach),
         cmocka_unit_test(test_opposite_orders),    cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_rank_killed),        cmocka_unit_test(test_tallyd_killed),
-        cmocka_unit_test(test_rank_joins),
+        cmocka_unit_test(test_rank_joins),         cmocka_unit_test(test_some_machines),
     };
     return cmocka_run_group_tests_name("team_calls", tests, NULL, NULL);
 }

@@ -17,6 +17,7 @@
 #include "base/map.h"
 #include "base/text.h"
 #include "comm/comm.h"
+#include "comm/op/carriers.h"
 #include "comm/op/group.h"
 #include "comm/path/peer.h"
 #include "tally/tally.h"
@@ -27,6 +28,8 @@
 static void group_destroy(struct tally_group *g)
 {
     tly_map_finish(&g->messages);
+    if (g->number)
+        tly_carriers_destroy(g->carriers);
     free(g->ranks);
     free(g->name);
     free(g);
@@ -59,6 +62,7 @@ void tly_group_finish(tally_comm *c)
     tly_map_each(&groups->by_id, g) group_destroy(g);
     tly_map_finish(&groups->by_id);
     tly_map_finish(&groups->all.messages);
+    tly_carriers_destroy(groups->all.carriers);
     free(groups->all.ranks);
     free(groups->lists);
 }
@@ -76,30 +80,74 @@ void tly_groups_begin_anew(struct tly_groups *groups)
     tly_map_each(&groups->by_id, g) group_count_anew(g);
 }
 
-static bool group_same_list(const struct tally_group *a, const struct tally_group *b)
+static bool group_same_list(const struct tly_rank_list *a, const struct tly_rank_list *b)
 {
     return a->size == b->size && memcmp(a->ranks, b->ranks, (size_t)a->size * sizeof *a->ranks) == 0;
 }
 
-/* Equal lists have the same. */
-int tly_group_number(tally_comm *c, struct tally_group *g)
+static struct tly_rank_list group_list(const struct tally_group *g)
 {
-    struct tly_groups *groups = tly_names_groups(&c->names);
-    if (group_same_list(g, &groups->all))
+    return (struct tly_rank_list){g->ranks, g->size};
+}
+
+/* The number of a list, which is to stay; names.lock held, or nobody else there yet.  Equal lists have the same.  -ENOMEM. */
+static int group_number(struct tly_groups *groups, const struct tly_rank_list *list, uint32_t *number)
+{
+    const struct tly_rank_list all = group_list(&groups->all);
+    *number = 0;
+    if (group_same_list(list, &all))
         return 0;
     for (uint32_t i = 0; i < groups->list_count; i++)
-        if (group_same_list(g, groups->lists[i])) {
-            g->number = i + 1;
+        if (group_same_list(list, &groups->lists[i])) {
+            *number = i + 1;
             return 0;
         }
-    struct tally_group **more =
-        realloc(groups->lists, (groups->list_count + 1) * sizeof(struct tally_group *));
+    struct tly_rank_list *more = realloc(groups->lists, (groups->list_count + 1) * sizeof *more);
     if (!more)
         return -ENOMEM;
     groups->lists = more;
-    groups->lists[groups->list_count++] = g;
-    g->number = groups->list_count;
+    groups->lists[groups->list_count++] = *list;
+    *number = groups->list_count;
     return 0;
+}
+
+/* Of those in which this rank is.  -ENOMEM. */
+static int group_make_carriers(tally_comm *c, struct tally_group *g)
+{
+    const struct tly_seats *seats = tly_teams_seats(&c->teams);
+    struct tly_carriers *k = NULL;
+    int err = seats ? tly_carriers_make(seats, g->ranks, g->size, (uint32_t)c->rank, &k) : 0;
+    if (!k)
+        return err;
+    g->carriers = k;
+    for (unsigned i = 0; i < (unsigned)k->lists && !err; i++) {
+        const struct tly_rank_list list = {tly_carriers_list(k, i), k->machines};
+        if (tly_carriers_have(k, i, (uint32_t)c->rank))
+            err = group_number(tly_names_groups(&c->names), &list, &k->number[i]);
+    }
+    return err;
+}
+
+int tly_group_have_carriers(tally_comm *c)
+{
+    return group_make_carriers(c, tly_comm_all(c));
+}
+
+/* The group's number, and those of its carriers' lists.  -ENOMEM: nothing has changed. */
+static int group_have_numbers(tally_comm *c, struct tally_group *g)
+{
+    struct tly_groups *groups = tly_names_groups(&c->names);
+    const struct tly_rank_list list = group_list(g);
+    uint32_t before = groups->list_count;
+    int err = group_number(groups, &list, &g->number);
+    if (!err && !g->number)
+        g->carriers = groups->all.carriers;
+    else if (!err)
+        err = group_make_carriers(c, g);
+    if (!err && tly_map_put(&groups->by_id, g->id, g) != 0)
+        err = -ENOMEM;
+    groups->list_count = err ? before : groups->list_count;
+    return err;
 }
 
 static int group_read_list(tally_comm *c, struct tally_group *g, const int ranks[])
@@ -157,14 +205,10 @@ int tally_group_create(tally_comm *comm, const char *name, const int ranks[], si
     if (known && strcmp(known->name, name) != 0)
         err = tly_fail(EEXIST, "the groups '%.80s' and '%.80s' have the same hash: rename one", known->name,
                        name);
-    else if (known && !group_same_list(known, g))
+    else if (known && known->list != g->list)
         err = tly_fail(EEXIST, "there is a group '%.100s' of other ranks already: use another name", name);
-    else if (!err && !known &&
-             (tly_group_number(comm, g) != 0 || tly_map_put(&groups->by_id, g->id, g) != 0)) {
-        if (g->number == groups->list_count && g->number && groups->lists[g->number - 1] == g)
-            groups->list_count--;
+    else if (!err && !known && group_have_numbers(comm, g) != 0)
         err = tly_fail(ENOMEM, "out of memory");
-    }
     tly_names_unlock(&comm->names);
     if (g && (err || known))
         group_destroy(g);
@@ -204,11 +248,11 @@ int tly_group_tell(struct tly_peer *p, uint32_t number)
         struct tly_frame f = {.type = TLY_GROUP, .group = p->told + 1, .rank = (uint32_t)c->rank};
         struct tly_writer w = {0};
         tly_names_lock(&c->names);
-        const struct tally_group *g = tly_names_groups(&c->names)->lists[p->told];
+        const struct tly_rank_list list = tly_names_groups(&c->names)->lists[p->told];
         tly_names_unlock(&c->names);
-        tly_write32(&w, (uint32_t)g->size);
-        for (int i = 0; i < g->size; i++)
-            tly_write32(&w, g->ranks[i]);
+        tly_write32(&w, (uint32_t)list.size);
+        for (int i = 0; i < list.size; i++)
+            tly_write32(&w, list.ranks[i]);
         int err = w.failed ? -ENOMEM : tly_outbox_post(&p->outbox, &f, w.data, w.len, NULL);
         free(w.data);
         if (err)

@@ -42,8 +42,8 @@ static void joining_tell_all(tally_comm *c)
 /* --- standing in ----------------------------------------------------------------------------------- */
 
 /* A large push_pull of this machine's team, which this rank has not submitted: without its share of the parts, and its
- * post, the others could not push theirs.  So it does what they do, with zeros.  Home refuses a team's other calls once a
- * rank has joined. */
+ * post, the others could not push theirs.  So it does what they do, with zeros.  Home refuses a team's other calls, and
+ * a group's, once a rank has joined. */
 struct wanted {
     struct tly_list node;
     struct tly_local_op like;
@@ -53,7 +53,7 @@ bool tly_joining_stand_in(void *comm, const struct tly_local_op *like)
 {
     tally_comm *c = comm;
     const struct tly_call *call = tly_call_of(like->number);
-    if (!call || !tly_call_is_sum_for_all(call))
+    if (!call || !tly_call_is_sum_for_all(call) || like->grouped)
         return false;
     struct wanted *w = malloc(sizeof *w);
     if (w) {

@@ -110,7 +110,9 @@ static void test_a_team_sums_by_urgency(void **state)
     static const uint64_t bytes[] = {10, 10, 1000};
     struct tly_cut_piece piece = {.length = 10};
     struct tly_cut cut = {.pieces = &piece, .count = 1};
-    struct tally_group carriers = {.ranks = &(uint32_t){0}, .size = 1};
+    struct tly_carriers carriers = {
+        .lists = 1, .machines = 1, .rank = &(uint32_t){0}, .number = &(uint32_t){0}};
+    struct tally_group all = {.carriers = &carriers, .size = 1};
     uint64_t incarnation = 0;
     struct tly_epoch epoch = {.services = 1, .incarnation = &incarnation};
     struct tly_peer peer = {0};
@@ -118,10 +120,9 @@ static void test_a_team_sums_by_urgency(void **state)
     for (int i = 0; i < 3; i++)
         submit(i, i - 3);
     c->peers = &peer;
-    c->teams.carry = &(struct tally_group *){&carriers};
-    c->teams.lists = 1;
     struct tally_op op = {.comm = c,
                           .call = &tly_call_push_pull,
+                          .group = &all,
                           .tensor = tly_tensor_get(c, tly_comm_all(c), TALLY_PUSH_PULL, 0, names[0]),
                           .priority = -3,
                           .epoch = &epoch};

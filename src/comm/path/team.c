@@ -28,6 +28,7 @@
 #include "base/log.h"
 #include "comm/comm.h"
 #include "comm/epoch/epoch.h"
+#include "comm/op/carriers.h"
 #include "comm/op/group.h"
 #include "comm/op/op.h"
 #include "comm/op/part.h"
@@ -50,58 +51,29 @@ static bool team_stage_carries(const struct tly_part *p)
     return p->shard.piece.op != NULL;
 }
 
-/* --- who carries --------------------------------------------------------------------------------- */
+/* --- opened ---------------------------------------------------------------------------------------- */
 
-/* Of list i the rank of each machine: where there are fewer ranks than lists they are in several. */
-static void team_stage_fill_list(tally_comm *c, const int *sizes, int i)
+int tly_team_begin(tally_comm *c)
 {
     const struct tly_roster *r = &c->member.roster;
-    struct tally_group *g = c->teams.carry[i];
-    g->comm = c;
-    g->size = c->machines;
-    g->rank = c->machine;
-    for (int rank = 0; rank < c->size; rank++) {
-        const struct tly_roster_rank *at = &r->ranks[rank];
-        if (at->local_rank == (uint32_t)(i % sizes[at->machine]))
-            g->ranks[at->machine] = (uint32_t)rank;
-    }
-}
-
-int tly_team_begin_lists(tally_comm *c)
-{
-    const struct tly_roster *r = &c->member.roster;
+    struct tly_seats *seats = &c->teams.seats;
     /* A coordinator that is a process of its own has settings of its own. */
     if (c->machines < 2 || c->machines == c->size || strcmp(c->params.local, "on") != 0)
         return 0;
+    seats->ranks = (uint32_t)c->size;
+    seats->machines = (uint32_t)c->machines;
+    seats->rank = calloc(seats->ranks, sizeof *seats->rank);
+    for (uint32_t i = 0; seats->rank && i < seats->ranks; i++)
+        seats->rank[i] = (struct tly_seat){r->ranks[i].machine, r->ranks[i].local_rank};
+    if (!seats->rank || tly_group_have_carriers(c) != 0)
+        return tly_fail(ENOMEM, "out of memory");
     c->teams.sums = r->teams;
-    int *sizes = calloc((size_t)c->machines, sizeof *sizes);
-    for (int i = 0; sizes && i < c->size; i++) {
-        int size = ++sizes[r->ranks[i].machine];
-        c->teams.lists = size > c->teams.lists ? size : c->teams.lists;
-    }
-    c->teams.carry = calloc((size_t)c->teams.lists + 1, sizeof *c->teams.carry);
-    int err = sizes && c->teams.carry ? 0 : -ENOMEM;
-    for (int i = 0; i < c->teams.lists && !err; i++) {
-        struct tally_group *g = c->teams.carry[i] = calloc(1, sizeof *g);
-        if (!g || !(g->ranks = calloc((size_t)c->machines, sizeof *g->ranks))) {
-            err = -ENOMEM;
-            break;
-        }
-        team_stage_fill_list(c, sizes, i);
-        if (g->ranks[c->machine] == (uint32_t)c->rank)
-            err = tly_group_number(c, g);
-    }
-    free(sizes);
-    return err ? tly_fail(ENOMEM, "out of memory") : 0;
+    return 0;
 }
 
 void tly_team_finish(tally_comm *c)
 {
-    for (int i = 0; c->teams.carry && c->teams.carry[i]; i++) {
-        free(c->teams.carry[i]->ranks);
-        free(c->teams.carry[i]);
-    }
-    free(c->teams.carry);
+    free(c->teams.seats.rank);
 }
 
 int tly_team_agree(tally_comm *c)
@@ -110,7 +82,7 @@ int tly_team_agree(tally_comm *c)
      * too large for that.  0: it shares none. */
     uint8_t able = !c->local ? 0 : tly_local_direct(c->local) ? 2 : 1, all = 0;
     tally_op *op;
-    if (!c->teams.carry)
+    if (!tly_teams_are_listed(&c->teams))
         return 0;
     int err = tally_push_pull(c, "all machines' ranks share memory", &able, &all, 1, TALLY_UINT8, TALLY_MIN,
                               NULL, &op);
@@ -156,10 +128,19 @@ static void team_stage_diverted(struct tally_op *op)
 
 static const struct tly_engine_user team_user = {.ended = team_stage_ended, .diverted = team_stage_diverted};
 
+/* A group's sum of a 16-bit type is rounded once, and so never on a machine. */
+static bool team_stage_sums(const tally_comm *c, const struct tally_op *op)
+{
+    bool sixteen_bit = op->dtype == TALLY_FLOAT16 || op->dtype == TALLY_BFLOAT16;
+    if (op->group->number == 0)
+        return tly_teams_push(&c->teams);
+    return c->teams.on && op->group->carriers->sums && !sixteen_bit;
+}
+
 static bool team_stage_suits(const tally_comm *c, const struct tally_op *op)
 {
-    return (op->call->reduces ? tly_teams_push(&c->teams) : c->teams.gathers) && op->call->teams &&
-           op->group->number == 0 && !op->mark && op->call->teams(op);
+    return op->group->carriers && !op->mark && op->call->teams && op->call->teams(op) &&
+           (op->call->reduces ? team_stage_sums(c, op) : c->teams.gathers);
 }
 
 static void team_stage_take(tally_comm *c, struct tally_op *op)
@@ -168,6 +149,7 @@ static void team_stage_take(tally_comm *c, struct tally_op *op)
     tly_local_ref(c->local);
     tly_names_count_engine_op(&c->names);
     tly_comm_describe_local(op);
+    op->shared.op.grouped = op->group->number != 0;
     tly_list_init(&op->shared.op.node);
     tly_list_init(&op->shared.op.pieces);
     tly_list_init(&op->shared.op.landed);
@@ -175,14 +157,14 @@ static void team_stage_take(tally_comm *c, struct tally_op *op)
 
 /* The list of a whole tensor's part, which is the turn-th that goes to the service: all ranks of a machine carry in turn, so that
  * all have the same to do, and each its share of the card.  But what one rank gives or wants, that rank carries. */
-static const struct tally_group *team_stage_carriers(const tally_comm *c, const struct tally_op *op,
-                                                     uint32_t turn, bool *ours)
+static uint32_t team_stage_carriers(const tally_comm *c, const struct tally_op *op, uint32_t turn, bool *ours)
 {
+    const struct tly_carriers *k = op->group->carriers;
     if (op->call->root)
-        return tly_team_carriers(c, op->root, turn, ours);
-    const struct tally_group *g = c->teams.carry[turn % (unsigned)c->teams.lists];
-    *ours = g->ranks[c->machine] == (uint32_t)c->rank;
-    return g;
+        return tly_team_carriers(op, op->root, turn, ours);
+    unsigned list = turn % (unsigned)k->lists;
+    *ours = tly_carriers_have(k, list, (uint32_t)c->rank);
+    return k->number[list];
 }
 
 /* Of parts that others carry nothing is known here. */
@@ -201,8 +183,9 @@ static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_c
         (struct tly_part){.op = op,
                           .input = &nothing,
                           .owner = tly_epoch_owner(c, op->epoch, op->key, 0, cut->pieces[0].owner),
+                          .group = op->group->number,
                           .dtype = op->dtype,
-                          .root = op->root};
+                          .root = op->call->reduces ? 0 : op->root};
     bool backwards = tly_tensor_line_up(op);
     op->shared.op.priority = op->urgency; /* the engine sums in the order in which the network sends */
     /* Who carries what is the same on all ranks; in which order each sends it need not be. */
@@ -210,7 +193,7 @@ static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_c
         struct tly_part *p = &op->parts[i + 1];
         const struct tly_cut_piece *piece = &cut->pieces[i];
         bool ours;
-        const struct tally_group *g = team_stage_carriers(c, op, turn[piece->owner]++ + piece->owner, &ours);
+        uint32_t list = team_stage_carriers(c, op, turn[piece->owner]++ + piece->owner, &ours);
         *p = (struct tly_part){
             .op = op,
             .state = ours ? PART_IDLE : PART_LANDED,
@@ -220,12 +203,12 @@ static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_c
             .index = i + 1,
             .order = backwards ? cut->count - i : i + 1,
             .number = i + 1,
-            .group = g->number,
+            .group = list,
             .length = piece->length,
             .result_length = piece->length,
             .owner = tly_epoch_owner(c, op->epoch, op->key, i + 1, piece->owner),
             .dtype = op->dtype,
-            .root = op->call->reduces ? (uint32_t)c->size - 1 : op->root,
+            .root = op->call->reduces ? (uint32_t)op->group->size - 1 : op->root,
             .scaled = op->call->reduces};
         tly_team_share(p, piece->place, backwards);
         mine += ours;
@@ -236,21 +219,23 @@ static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_c
     return 0;
 }
 
+int tly_team_machines(const struct tally_op *op)
+{
+    return op->group->carriers->machines;
+}
+
 bool tly_team_gathers(const struct tally_op *op)
 {
     return tly_chain_has(&op->chain, STAGE_TEAM) && !op->call->reduces;
 }
 
-const struct tally_group *tly_team_carriers(const tally_comm *c, uint32_t rank, uint32_t turn, bool *ours)
+uint32_t tly_team_carriers(const struct tally_op *op, uint32_t rank, uint32_t turn, bool *ours)
 {
-    const struct tly_roster_rank *at = &c->member.roster.ranks[rank];
-    struct tally_group *const *carry = c->teams.carry;
-    unsigned first = at->local_rank, step = 1, lists = (unsigned)c->teams.lists;
-    while (first + step < lists && carry[first + step]->ranks[at->machine] != rank)
-        step++;
-    const struct tally_group *list = carry[first + turn % (1 + (lists - 1 - first) / step) * step];
-    *ours = list->ranks[c->machine] == (uint32_t)c->rank;
-    return list;
+    const tally_comm *c = op->comm;
+    const struct tly_carriers *k = op->group->carriers;
+    unsigned list = tly_carriers_with(k, &c->teams.seats, rank, turn);
+    *ours = tly_carriers_have(k, list, (uint32_t)c->rank);
+    return k->number[list];
 }
 
 void tly_team_share(struct tly_part *p, uint64_t place, bool first)

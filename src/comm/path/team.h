@@ -6,10 +6,10 @@
 
 #include <stdbool.h>
 
+#include "comm/op/carriers.h"
 #include "local/local.h"
 #include "tally/tally.h"
 
-struct tally_group;
 struct tally_op;
 struct tly_part;
 
@@ -24,24 +24,24 @@ enum { TLY_TEAM_BYTES = 16 << 10 };
 
 /* Fixed once open. */
 struct tly_teams {
-    bool on;      /* all machines' ranks share memory */
-    bool sums;    /* if they do, they push large tensors together, which changes no sum */
-    bool gathers; /* they gather together: they reach one another's private memory, too */
-    int lists;    /* the most ranks that a machine has */
-    struct tally_group *
-        *carry; /* owned: for each of these a rank of each machine; NULL: there will be no teams */
+    bool on;                /* all machines' ranks share memory */
+    bool sums;              /* if they do, they push large tensors together, which changes no sum */
+    bool gathers;           /* they gather together: they reach one another's private memory, too */
+    struct tly_seats seats; /* none: there will be no teams */
 };
 
-/* Who would carry what, once the roster is known.  -ENOMEM, sentence set. */
-int tly_team_begin_lists(tally_comm *c);
+/* Who carries what, once the roster is known.  -ENOMEM, sentence set. */
+int tly_team_begin(tally_comm *c);
 void tly_team_finish(tally_comm *c);
 /* All ranks together, once all runs: can all machines' ranks share memory?  Sets c->teams.  As tally_op_wait(). */
 int tly_team_agree(tally_comm *c);
 /* Does the machine's team gather this, if it has TLY_TEAM_BYTES or more? */
 bool tly_team_gathers(const struct tally_op *op);
 /* Parts of rank `rank`'s piece have, one after the other, these carriers: a rank of each machine, of which that rank is one.
- * turn: the part's number in the piece.  *ours: this rank is one, too. */
-const struct tally_group *tly_team_carriers(const tally_comm *c, uint32_t rank, uint32_t turn, bool *ours);
+ * Returns the number of their list, if this rank is one, too (*ours).  turn: the part's number in the piece. */
+uint32_t tly_team_carriers(const struct tally_op *op, uint32_t rank, uint32_t turn, bool *ours);
+/* Machines that take part. */
+int tly_team_machines(const struct tally_op *op);
 /* The part is `place` bytes behind the result's begin.  What this rank does not carry has landed.  first: before those that were
  * shared before. */
 void tly_team_share(struct tly_part *p, uint64_t place, bool first);
@@ -54,7 +54,13 @@ void tly_team_summed(void *comm, struct tly_local_piece *piece);
 /* May there be teams? */
 static inline bool tly_teams_are_listed(const struct tly_teams *t)
 {
-    return t->carry != NULL;
+    return t->seats.rank != NULL;
+}
+
+/* NULL: there will be none. */
+static inline const struct tly_seats *tly_teams_seats(const struct tly_teams *t)
+{
+    return tly_teams_are_listed(t) ? &t->seats : NULL;
 }
 
 /* Does each machine push a sum once? */

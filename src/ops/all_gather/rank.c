@@ -107,8 +107,8 @@ static uint32_t gather_lay_out(tally_comm *c, struct tally_op *op, bool team, co
             uint32_t index = (uint32_t)(p - op->parts);
             int service = tly_relay_next(r, tly_service_of(c, g->ranks[i]), length);
             bool mine = i == g->rank, ours = true;
-            const struct tally_group *list =
-                team ? tly_team_carriers(c, g->ranks[i], (uint32_t)(at / part), &ours) : g;
+            uint32_t list =
+                team ? tly_team_carriers(op, g->ranks[i], (uint32_t)(at / part), &ours) : g->number;
             *p = (struct tly_part){
                 .op = op,
                 .state = ours ? PART_IDLE : PART_LANDED,
@@ -118,7 +118,7 @@ static uint32_t gather_lay_out(tally_comm *c, struct tally_op *op, bool team, co
                 .index = index,
                 .order = index,
                 .number = index,
-                .group = list->number,
+                .group = list,
                 .length = length,
                 .result_length = mine ? 0 : length,
                 .owner = tly_epoch_owner(c, op->epoch, op->key, index, (uint16_t)service),
@@ -149,7 +149,7 @@ static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piec
         bytes += piece[i];
     }
     const bool team = tly_team_gathers(op) && bytes >= TLY_TEAM_BYTES;
-    const int abreast = team ? c->machines : n; /* that send, and receive, a part at a time */
+    const int abreast = team ? tly_team_machines(op) : n; /* that send, and receive, a part at a time */
     uint32_t part = tly_parts_largest(op, bytes, abreast);
     for (int i = 0; i < n; i++)
         total += tly_parts_count(piece[i], part);

@@ -140,7 +140,7 @@ static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
     const struct tally_group *g = op->group;
     const bool team = tly_chain_has(&op->chain, STAGE_TEAM);
     size_t element = tly_reduce_element_size(op->dtype);
-    uint32_t part = tly_parts_largest(op, op->bytes, team ? c->machines : g->size), own = 0;
+    uint32_t part = tly_parts_largest(op, op->bytes, team ? tly_team_machines(op) : g->size), own = 0;
     uint64_t total = 0, most = 0;
     for (int i = 0; i < g->size; i++) {
         uint64_t n = tly_parts_count((uint64_t)tly_spec_dim(&op->spec, (uint32_t)i) * element, part);
@@ -159,8 +159,7 @@ static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
             if (at < bytes) {
                 uint32_t length = tly_parts_length(at, bytes, part);
                 uint32_t index = (uint32_t)(p - op->parts);
-                const struct tally_group *list =
-                    team ? tly_team_carriers(c, g->ranks[i], (uint32_t)n, &ours) : g;
+                uint32_t list = team ? tly_team_carriers(op, g->ranks[i], (uint32_t)n, &ours) : g->number;
                 *p = (struct tly_part){
                     .op = op,
                     .state = ours ? PART_IDLE : PART_LANDED,
@@ -170,12 +169,12 @@ static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
                     .index = index,
                     .order = index,
                     .number = index,
-                    .group = list->number,
+                    .group = list,
                     .length = length,
                     .result_length = mine ? length : 0,
                     .owner = tly_service_of(c, g->ranks[i]),
                     .dtype = op->dtype,
-                    .root = team ? (uint32_t)c->size - 1 : 0,
+                    .root = team ? (uint32_t)g->size - 1 : 0,
                     .scaled = team,
                     .quiet = !mine};
                 if (team)

@@ -43,12 +43,12 @@ static bool sum_is_carried(const struct tly_round *r)
     return r->rule->carried && r->head.root;
 }
 
-/* Is each input the sum of a node of the tree over ranks?  16-bit types are rounded on each machine, and summed along the
- * tree over machines. */
+/* Is each input the sum of a node of the tree over ranks?  Of some machines it always is.  16-bit types are rounded on each machine,
+ * and summed along the tree over machines. */
 static bool sum_has_nodes(const struct tly_job *job, const struct tly_round *r, bool sixteen_bit)
 {
-    return sum_is_carried(r) && !sixteen_bit && job->all->tree[0].groups == 1 &&
-           r->who->count == job->machines;
+    return sum_is_carried(r) && !sixteen_bit &&
+           (r->who->count < job->machines || job->all->tree[0].groups == 1);
 }
 
 static void sum_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
@@ -65,15 +65,16 @@ static void sum_advance(struct tly_job *job, struct tly_round *r, uint32_t from,
                                 .postscale = h->postscale,
                                 .from_partials = sum_has_nodes(job, r, sixteen_bit)};
     static _Thread_local const void *inputs[TLY_MAX_RANKS];
+    static _Thread_local int ranks[TLY_MAX_RANKS]; /* on each input's machine */
     for (uint32_t i = 0; i < who->count; i++) {
+        ranks[i] = job->machine_ranks[job->machine[t->order[i]]];
         /* A slot without data belongs to a rank that has joined.  Its state is not looked at: the loop's thread
          * changes states while a crew sums. */
         const uint8_t *data = r->slots[t->order[i]].data;
         inputs[i] = (data ? data : job->zeros) + from;
     }
     if (how.from_partials)
-        tly_reduce_nodes(&how, (int)who->count, job->machine_ranks, inputs, r->result + from,
-                         (to - from) / element);
+        tly_reduce_nodes(&how, (int)who->count, ranks, inputs, r->result + from, (to - from) / element);
     else if (t->groups == 1)
         tly_reduce(&how, (int)who->count, inputs, r->result + from, (to - from) / element);
     else
