@@ -125,7 +125,7 @@ void tly_sched_finish(struct tly_sched_queue *q, uint64_t bytes)
     struct tly_sched *s = q->sched;
     sched_give_back(q, bytes);
     if (s->opened)
-        s->opened = s->opened + bytes < s->credit ? s->opened + bytes : s->credit;
+        s->opened += bytes;
 }
 
 void tly_sched_retract(struct tly_sched_queue *q, const struct tly_task *t, uint64_t sent)

@@ -45,7 +45,7 @@ struct tly_sched_queue {
 
 struct tly_sched {
     struct tly_list queues;
-    uint64_t credit;    /* most bytes in flight, for tasks without a credit of their own */
+    uint64_t credit; /* most bytes in flight, for tasks without a credit of their own, which may be larger */
     uint64_t in_flight; /* bytes started and not finished */
     /* Bytes of the credit that are open; 0: the next task begins a burst.  A burst opens with a quarter, and each finished
      * byte opens another one.  So all destinations get their first tasks soon.  The last task of what is open may reach

@@ -85,11 +85,9 @@ static void subtract(struct state *s, int queue, uint64_t bytes)
 static struct state replay(void)
 {
     struct state s = {0};
-    uint64_t credit = 0;
     for (const struct event *e = past.event; e < past.event + past.events; e++) {
         switch (e->kind) {
         case CREDIT:
-            credit = e->bytes;
             break;
         case READY:
             if (!s.all && !s.waiting)
@@ -111,7 +109,7 @@ static struct state replay(void)
         case FINISHED:
             subtract(&s, e->queue, e->bytes);
             if (s.opened)
-                s.opened = s.opened + e->bytes > credit ? credit : s.opened + e->bytes;
+                s.opened += e->bytes;
             break;
         case RETRACTED:
             subtract(&s, e->queue, e->task->task.charge - e->bytes);

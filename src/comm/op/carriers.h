@@ -44,6 +44,15 @@ static inline bool tly_carriers_have(const struct tly_carriers *k, unsigned list
     return tly_carriers_list(k, list)[k->own] == me;
 }
 
+/* How many lists have `me`. */
+static inline unsigned tly_carriers_lists_of(const struct tly_carriers *k, uint32_t me)
+{
+    unsigned count = 0;
+    for (unsigned list = 0; list < (unsigned)k->lists; list++)
+        count += tly_carriers_have(k, list, me);
+    return count;
+}
+
 /* The turn-th of the lists that have this rank. */
 unsigned tly_carriers_with(const struct tly_carriers *k, const struct tly_seats *s, uint32_t rank,
                            uint32_t turn);

@@ -133,6 +133,37 @@ static void test_a_team_sums_by_urgency(void **state)
     free(op.parts);
 }
 
+/* Machines have as much on their way, however many ranks they have. */
+static void test_a_carrier_has_a_credit_for_each_of_its_lists(void **state)
+{
+    static const uint64_t bytes[] = {10};
+    static uint32_t ranks[] = {0, 2, 1,
+                               2, 0, 2}; /* of two machines: the rank of the second is in all lists */
+    static uint32_t numbers[] = {1, 2, 3};
+    struct tly_cut_piece piece = {.length = 10};
+    struct tly_cut cut = {.pieces = &piece, .count = 1, .credit = 100};
+    struct tly_carriers carriers = {.lists = 3, .machines = 2, .rank = ranks, .number = numbers};
+    struct tally_group all = {.carriers = &carriers, .size = 3};
+    uint64_t incarnation = 0;
+    struct tly_epoch epoch = {.services = 1, .incarnation = &incarnation};
+    struct tly_peer peer = {0};
+    plan(1, bytes);
+    c->peers = &peer;
+    for (int told = 0; told < 2; told++) {
+        struct tally_op op = {.comm = c,
+                              .call = &tly_call_push_pull,
+                              .group = &all,
+                              .tensor = tly_tensor_get(c, tly_comm_all(c), TALLY_PUSH_PULL, 0, names[0]),
+                              .epoch = &epoch};
+        c->params.credit_bytes = told ? 100 : 0;
+        tly_list_init(&op.shared.op.pieces);
+        assert_int_equal(tly_stage_team.cut(c, &op, &cut), 0);
+        assert_int_equal(op.credit, told ? 100 : 200);
+        free(op.parts);
+    }
+    c->params.credit_bytes = 0;
+}
+
 static void test_no_list_and_no_order_change_nothing(void **state)
 {
     static const uint64_t bytes[] = {10, 10, 0, 10}, none[] = {0, 0};
@@ -160,6 +191,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_sizes_without_bounds, begin, end),
         cmocka_unit_test_setup_teardown(test_a_refusal_says_nothing_of_priorities, begin, end),
         cmocka_unit_test_setup_teardown(test_a_team_sums_by_urgency, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_carrier_has_a_credit_for_each_of_its_lists, begin, end),
         cmocka_unit_test_setup_teardown(test_no_list_and_no_order_change_nothing, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

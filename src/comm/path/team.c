@@ -167,6 +167,14 @@ static uint32_t team_stage_carriers(const tally_comm *c, const struct tally_op *
     return k->number[list];
 }
 
+/* A carrier has a credit for each list that it is in, so that machines have as much on their way, however many ranks they have. */
+static uint64_t team_stage_credit(const tally_comm *c, const struct tally_op *op, uint64_t credit)
+{
+    bool told = c->params.credit_bytes != 0;
+    return told || op->call->root ? credit
+                                  : credit * tly_carriers_lists_of(op->group->carriers, (uint32_t)c->rank);
+}
+
 /* Of parts that others carry nothing is known here. */
 static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_cut *cut)
 {
@@ -178,7 +186,7 @@ static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_c
         return -ENOMEM;
     }
     op->part_count = 1 + cut->count;
-    op->credit = cut->credit;
+    op->credit = team_stage_credit(c, op, cut->credit);
     op->parts[0] =
         (struct tly_part){.op = op,
                           .input = &nothing,
