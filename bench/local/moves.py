@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""All-gather, broadcast, reduce-scatter and reduce among the ranks of one machine, beside a loop that moves the same bytes
+between the same processes, and beside Gloo.
+
+    bench/local/moves.py [--quick] [--json FILE] [--ranks 2,4] [--from 1M] [--to 64M] [--seconds 1] [--rounds 3]
+
+README.md beside this says what the ways and columns are.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import local
+
+OPERATIONS = ("all-gather", "broadcast", "reduce-scatter", "reduce")
+LOOPS = {"heap": "kernel", "pool": "copy"}  # the loop in the same kind of memory
+MASTER_PORT = 29531
+
+
+def moved(arguments, ranks):
+    """The rows of moves.c."""
+    build = os.path.abspath(arguments.build)
+    return local.rows_of([os.path.join(build, "src", "cli", "tally"), "run", "--no-prefix", "-n", str(ranks), "--",
+                          os.path.join(build, "bench", "local", "moves"),
+                          *map(str, (arguments.first, arguments.last, arguments.seconds, arguments.rounds))],
+                         dict(os.environ, TALLY_LOG="warning"))
+
+
+def by_gloo(arguments, ranks):
+    """The same of Gloo: each time is the slowest rank's, from behind a barrier."""
+    sizes = [arguments.first << 2 * i for i in range(16) if arguments.first << 2 * i <= arguments.last]
+    cases = [(operation, size) for operation in OPERATIONS for size in sizes]
+    program = os.path.join(local.HERE, os.pardir, "collectives", "gloo.py")
+    with tempfile.NamedTemporaryFile("w", prefix="moves-", suffix=".list") as listing:
+        listing.writelines("%d %s\n" % (size // 4, operation) for operation, size in cases)
+        listing.flush()
+        running = [subprocess.Popen(
+            [sys.executable, program, str(arguments.gloo_iterations), "1", listing.name, "1"],
+            env=dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1",
+                     MASTER_PORT=str(MASTER_PORT), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"),
+            stdout=subprocess.PIPE, text=True) for rank in range(ranks)]
+        told = [process.communicate()[0] for process in running]
+    if any(process.returncode for process in running):
+        sys.exit("Gloo has failed")
+    lines = [[json.loads(line) for line in each.splitlines() if line.startswith("{")] for each in told]
+    for (operation, size), of in zip(cases, zip(*lines)):
+        seconds = [max(times) for times in zip(*(rank["seconds"] for rank in of))]
+        yield {"bench": "moves", "ranks": ranks, "operation": operation, "bytes": size, "way": "gloo",
+               "median_us": statistics.median(seconds) * 1e6, "least_us": min(seconds) * 1e6, "samples": len(seconds),
+               "wrong": sum(rank["wrong"] for rank in of)}
+
+
+def compare(rows):
+    """Write into Tally's rows how they stand to the loop and to Gloo."""
+    found = {(row["operation"], row["bytes"], row["way"]): row for row in rows}
+    for (operation, size, way), row in found.items():
+        if way in LOOPS:
+            loop, gloo = found[operation, size, LOOPS[way]], found.get((operation, size, "gloo"))
+            for which in ("median", "least"):
+                row["of_loop" if which == "median" else "least_of_loop"] = row[which + "_us"] / loop[which + "_us"]
+            row["over_gloo"] = gloo["median_us"] / row["median_us"] if gloo else float("nan")
+    return found
+
+
+def show(ranks, found):
+    print("\n# %d ranks" % ranks)
+    print("%-15s %9s | %10s | %10s %10s %6s %6s %7s | %10s %10s %6s %6s %7s | %5s" % (
+        "operation", "bytes", "gloo us", "kernel us", "heap us", "/ loop", "least", "x gloo", "copy us", "pool us", "/ loop",
+        "least", "x gloo", "wrong"))
+    for operation, size in dict.fromkeys(key[:2] for key in found):
+        gloo, line = found.get((operation, size, "gloo")), ""
+        for way, loop in LOOPS.items():
+            row = found[operation, size, way]
+            line += " | %10.1f %10.1f %6.2f %6.2f %7.2f" % (
+                found[operation, size, loop]["median_us"], row["median_us"], row["of_loop"], row["least_of_loop"],
+                row["over_gloo"])
+        wrong = sum(row["wrong"] for (what, count, _), row in found.items() if (what, count) == (operation, size))
+        print("%-15s %9d | %10.1f%s | %5d" % (operation, size, gloo["median_us"] if gloo else float("nan"), line, wrong),
+              flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="collectives on one machine, beside a loop and Gloo")
+    parser.add_argument("--quick", action="store_true", help="to 4 MB, shortly")
+    parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
+    parser.add_argument("--ranks", default="2,4", help="numbers of ranks (%(default)s)")
+    parser.add_argument("--from", dest="first", type=local.size, default=local.size("1M"), help="bytes of the first size (1M)")
+    parser.add_argument("--to", dest="last", type=local.size, default=local.size("64M"), help="of the last (64M); each is 4 "
+                        "times the one before")
+    parser.add_argument("--seconds", type=float, default=1, help="for one way, size and operation (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="in how many turns (%(default)s)")
+    parser.add_argument("--gloo-iterations", type=int, default=4, help="of 32 MB and more; smaller ones up to eight times as "
+                        "often; 0: without Gloo (%(default)s)")
+    parser.add_argument("--build", metavar="DIR", default=os.path.join(local.ROOT, "build", "meson"), help="Meson's folder")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.last, arguments.seconds, arguments.rounds = min(arguments.last, local.size("4M")), 0.2, 1
+
+    print("# float32; Linux %s, %d CPUs, load %.1f" % (os.uname().release, os.cpu_count(), os.getloadavg()[0]))
+    everything = []
+    for ranks in map(int, arguments.ranks.split(",")):
+        rows = [*moved(arguments, ranks), *(by_gloo(arguments, ranks) if arguments.gloo_iterations else ())]
+        show(ranks, compare(rows))
+        everything += rows
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as out:
+            for row in everything:
+                out.write(json.dumps(row) + "\n")
+    return any(row["wrong"] for row in everything)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
