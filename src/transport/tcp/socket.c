@@ -16,8 +16,8 @@
 enum {
     /* Large enough that no peer sees a closed window and waits for the persist timer (200 ms) at the start. */
     RECEIVE_BUFFER = 4 << 20,
-    /* What the kernel has cannot be overtaken: keep little there that is not yet on the wire. */
-    NOT_SENT_LOW_WATER = 256 << 10,
+    /* Nothing overtakes what the kernel has, nor do counts: keep little there that is not yet on the wire. */
+    NOT_SENT_LOW_WATER = 64 << 10,
     BACKLOG = 4096,
     LISTEN_TRIES = 8,
     LISTEN_PAUSE_US = 50, /* before the second try; doubles */
