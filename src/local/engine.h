@@ -34,6 +34,7 @@ struct tly_local_round {
     uint32_t lead;  /* the lowest rank that has posted it; once all that will have */
     bool posted, over, counted;
     bool asked;                        /* for this rank to stand in */
+    bool unaided;                      /* of a team: nobody stands in for a rank that has joined */
     const struct tly_way *way;         /* once this rank posts it (way.h) */
     uint32_t staged, summed, copied;   /* of windows: how far this rank is; the last: with its own result */
     bool pieces;                       /* of windows: each rank sums its own piece */

@@ -41,10 +41,11 @@ struct tly_local_round *tly_posts_round(struct tly_local *l, uint64_t key, uint3
 /* The same; NULL: there is none. */
 struct tly_local_round *tly_posts_find(const struct tly_local *l, uint64_t key, uint32_t number);
 
-/* The rank has joined and has not posted this, nor will it: zeros stand for it. */
+/* The rank has joined and has not posted this, nor will it: zeros stand for it, or in a team nothing does. */
 static inline bool tly_posts_lacks(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
-    return l->joined && !r->posts[rank].call && l->at[rank].joins > r->joins && !l->config.team;
+    return l->joined && !r->posts[rank].call && l->at[rank].joins > r->joins &&
+           (!l->config.team || r->unaided);
 }
 
 /* All ranks have posted it but those that have joined. */

@@ -44,8 +44,12 @@ static void posts_in_miss(struct tly_local *l, struct tly_local_round *r, uint32
         r->over = true;
         return;
     }
-    if (r->asked || (p->flags & TLY_POST_SERVICE) || p->work >= TLY_WORKS)
+    if (r->asked)
         return;
+    if ((p->flags & TLY_POST_SERVICE) || p->work >= TLY_WORKS) {
+        r->over = r->unaided = true; /* unless another one means it */
+        return;
+    }
     const struct tly_work *w = &l->at[rank].control->work[p->work];
     struct tly_local_op like = {
         .key = p->key,
@@ -62,7 +66,7 @@ static void posts_in_miss(struct tly_local *l, struct tly_local_round *r, uint32
         .bytes = p->bytes,
         .parts = (uint32_t)p->first_dim};
     r->asked = true;
-    r->over = !l->calls->stand_in(l->user, &like);
+    r->over = r->unaided = !l->calls->stand_in(l->user, &like);
 }
 
 bool tly_posts_take_joined(struct tly_local *l, uint32_t rank)
