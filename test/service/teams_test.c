@@ -245,6 +245,44 @@ static int group_of_carriers(int rank, void *arg)
     return 0;
 }
 
+/* A group of all ranks in another order, whose machines are nodes of its own tree. */
+static int all_in_another_order(int rank, void *arg)
+{
+    static const int order[] = {0, 3, 4, 5, 1, 2, 6, 7};
+    static float x[COUNT], all[COUNT], some[COUNT];
+    tally_comm *c = job_open();
+    tally_group *g;
+    tally_op *op[2];
+    for (int i = 0; i < COUNT; i++)
+        x[i] = number(rank, i);
+    CHECK(tally_group_create(c, "sorted", order, 8, &g) == 0);
+    struct tally_options o = {.size = sizeof o, .group = g};
+    CHECK(tally_push_pull(c, "all", x, all, COUNT, TALLY_FLOAT32, TALLY_SUM, NULL, &op[0]) == 0);
+    CHECK(tally_push_pull(c, "some", x, some, COUNT, TALLY_FLOAT32, TALLY_SUM, &o, &op[1]) == 0);
+    job_expect(op[0], 0);
+    job_expect(op[1], 0);
+    for (int i = 0; i < COUNT; i++) {
+        float v[8];
+        for (int r = 0; r < 8; r++)
+            v[r] = number(order[r], i);
+        float a = (v[0] + v[1]) + (v[2] + v[3]), b = v[4] + v[5], e = v[6] + v[7];
+        CHECK(all[i] == (a + b) + e);
+        CHECK(some[i] == a + (b + e));
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_all_in_another_order(void **state)
+{
+    static const int machine[] = {0, 1, 1, 0, 0, 0, 2, 2};
+    struct job j = {.ranks = 8, .machine = machine, .main = all_in_another_order};
+    job_start(&j);
+    job_finish(&j);
+    job_log_holds(&j, 0, once);
+    job_clear(&j);
+}
+
 static void test_group_of_carriers(void **state)
 {
     static const int machine[] = {0, 0, 0, 0, 1, 1, 2, 2};
@@ -709,6 +747,7 @@ int main(void)
         cmocka_unit_test(test_random_layouts),
         cmocka_unit_test(test_bits_after_a_tallyd_died),
         cmocka_unit_test(test_group_of_carriers),
+        cmocka_unit_test(test_all_in_another_order),
         cmocka_unit_test(test_memory_out_of_reach),
         cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_many_at_once),

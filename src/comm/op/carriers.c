@@ -39,18 +39,31 @@ static bool carriers_may_be(const struct tly_seats *s, const struct tly_carriers
     return k->machines > 1 && k->lists > 1 && whole == (uint32_t)named;
 }
 
-static bool carriers_sum(const struct tly_seats *s, const uint32_t *ranks, int size, const int *has)
+/* ranks NULL: all of the job in their order. */
+static bool carriers_are_nodes(const struct tly_seats *s, const uint32_t *ranks, int size, const int *has)
 {
     for (int i = 0, end; i < size; i = end) {
-        uint32_t m = s->rank[ranks[i]].machine;
+        uint32_t m = s->rank[ranks ? ranks[i] : (uint32_t)i].machine;
         end = i + has[m];
-        for (int j = i; j < end; j++)
-            if (j >= size || s->rank[ranks[j]].machine != m || s->rank[ranks[j]].place != (uint32_t)(j - i))
+        for (int j = i; j < end; j++) {
+            if (j >= size)
                 return false;
+            const struct tly_seat *at = &s->rank[ranks ? ranks[j] : (uint32_t)j];
+            if (at->machine != m || at->place != (uint32_t)(j - i))
+                return false;
+        }
         if (!tly_roster_is_node(0, (uint32_t)size, (uint32_t)i, (uint32_t)end))
             return false;
     }
     return true;
+}
+
+/* Carriers of all machines may be the same lists as the job's, which services add up along one tree.  So a group of all ranks in
+ * another order has that tree only where both have nodes. */
+static bool carriers_sum(const struct tly_seats *s, const uint32_t *ranks, int size, const int *has)
+{
+    return carriers_are_nodes(s, ranks, size, has) &&
+           ((uint32_t)size < s->ranks || carriers_are_nodes(s, NULL, size, has));
 }
 
 static int carriers_fill(const struct tly_seats *s, const uint32_t *ranks, int size, struct tly_carriers *k,

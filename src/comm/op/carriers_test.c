@@ -63,7 +63,8 @@ static void test_who_is_a_team(void **state)
             {"aabb", "2301", true, true},   /* machines in another order */
             {"aabb", "1023", true, false},  /* a machine's ranks in another order */
             {"aabb", "0213", true, false},  /* not neighbours */
-            {"abab", "0213", true, true},   /* neighbours in the group */
+            {"abab", "0213", true, false},  /* the job's ranks are no neighbours: its tree is another */
+            {"ababcc", "0213", true, true}, /* neighbours in the group */
             {"aabb", "01", false, false},   /* one machine */
             {"aabb", "02", false, false},   /* a rank each */
             {"aabbcc", "0123", true, true}, /* two of three machines */
