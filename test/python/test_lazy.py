@@ -342,6 +342,26 @@ def test_a_range_starts_when_its_last_gradient_is_there(two):
     assert early and handles == ranges < 32 and there
 
 
+def copied():
+    """How many gradients each copy to their places has, in a step, and each range."""
+    from tally.torch import patches
+    _, optimizer, step, _ = small(1024)
+    for _ in range(4):
+        step()
+    counts, copy = [], patches.copy_together
+    patches.copy_together = lambda places, gradients: (counts.append(len(places)), copy(places, gradients))
+    try:
+        step()
+    finally:
+        patches.copy_together = copy
+    return counts, sizes(optimizer)
+
+
+def test_a_ranges_gradients_are_copied_together(two):
+    counts, ranges = same_on_all(two(copied))
+    assert ranges and counts == ranges
+
+
 # --- what changes under way -------------------------------------------------------------------------------------
 
 

@@ -249,6 +249,11 @@ is_profiled = _autograd._profiler_enabled
 enter_range, exit_range = _autograd._record_function_with_args_enter, _autograd._record_function_with_args_exit
 
 
+def copy_together(targets, sources):
+    """Copy each tensor of a list to one of another list in one call."""
+    torch._foreach_copy_(targets, sources)
+
+
 def hooks_of_step(optimizer):
     """All hooks of an optimizer's step()."""
     return [*_optimizer._global_optimizer_pre_hooks.values(), *_optimizer._global_optimizer_post_hooks.values(),

@@ -10,6 +10,7 @@ import sys
 import torch
 
 from .. import _job, _memory
+from . import patches
 
 
 def alloc(*size, dtype=None):
@@ -150,8 +151,10 @@ class Places:
         """The places of p's unit and what is between them, as one tensor; p has a place."""
         return self._wholes[self._number[id(p)]]
 
-    def place(self, p):
-        """Move p.grad to its place, if possible.  Returns whether it is there."""
+    def place(self, p, late=None):
+        """Move p.grad to its place, if possible.  Returns whether it is there.
+
+        late: a list for copy(), which is to be called with it before anything reads the place."""
         place, gradient = self.at(p), p.grad
         if place is None or gradient is place:
             return place is not None
@@ -165,6 +168,14 @@ class Places:
             if not self._move(self._number[id(p)]):
                 return False
             place = self._at[id(p)]
-        place.copy_(gradient)
+        if late is None:
+            place.copy_(gradient)
+        else:
+            late.append((p, gradient))
         p.grad = place
         return True
+
+    def copy(self, late):
+        """Copy gradients that place() has left where they are."""
+        if late:
+            patches.copy_together([self._at[id(p)] for p, _ in late], [gradient for _, gradient in late])

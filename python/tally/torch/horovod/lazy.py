@@ -5,8 +5,8 @@ range of several.  Cuts follow from sizes, types and θ alone, never from what a
 Range keeps its gradients side by side in Places (pool.py) and submits the whole of it.
 
 How: a range ends once it has θ bytes, and where a block of the list ends (BLOCKS), because a block's gradients have one
-urgency.  A gradient of θ bytes or more stays where it is, and so does what cannot lie in a range (`kind` None).  The hook copies
-a gradient to its place.  The last one of a range starts it; step() starts those that backward has not filled, with zeros.
+urgency.  A gradient of θ bytes or more stays where it is, and so does what cannot lie in a range (`kind` None).  The last one of
+a range copies all to their places, and starts it; step() starts those that backward has not filled, with zeros.
 
 When: gradients go one by one until rank 0's first order of use counts (order.py).  At the end of the step before that one all
 ranks sum one word (Layout.make): what θ is, by rank 0; and which gradients each of them has seen that fit.  Then they agree on
@@ -136,11 +136,9 @@ class Range:
         return "%s \u2026 %s" % (self.slots[0].name, self.slots[-1].name)
 
     def ready(self, optimizer, slot):
-        """Backward has made one of the gradients: copy it to its place, and start with the last one."""
+        """Backward has made one of the gradients: start with the last one."""
         optimizer._hold(slot)
         optimizer._forget(slot)
-        if slot.p.grad is not None:  # a hook before ours may have taken it
-            self._places.place(slot.p)
         self._left -= 1
         if not self._left:
             self.start(optimizer, slot)
@@ -148,16 +146,17 @@ class Range:
     def start(self, optimizer, slot):
         """Submit the range.  Zeros stand for gradients that are not there."""
         changed = {one for one in self.slots if one in optimizer._sent and optimizer._is_changed(one)}
-        at = self._places.at
-        odd = [one for one in self.slots if one.p.grad is not at(one.p) or not one.p.requires_grad]
+        places, late = self._places, []
+        odd = [one for one in self.slots if one.p.grad is None or not one.p.requires_grad or not places.place(one.p, late)]
+        places.copy(late)
         aside = [one for one in odd if not self._fill(optimizer, one)]
         for one in aside:
-            self._places.free(one.p)
-        pairs = [(one.p.grad.data, at(one.p)) for one in aside]
+            places.free(one.p)
+        pairs = [(one.p.grad.data, places.at(one.p)) for one in aside]
         for gradient, place in pairs:
             place.copy_(gradient)
         live = [one for one in self.slots if one.p.requires_grad]
-        priority, whole = max(one.priority for one in live), self._places.whole(slot.p)
+        priority, whole = max(one.priority for one in live), places.whole(slot.p)
         if self.call.priority != priority:
             self.call = self.call.but(priority=priority)
         handle = reduce(self.call.but(finish=_put_back(pairs)) if pairs else self.call, whole, whole)
