@@ -872,8 +872,35 @@ def other_state():
     train_some(model, optimizer, 3)
     other = copy.deepcopy(own)
     other["sparse_chunks"]["order"][0] = "nothing"
+    other["param_groups"][0]["lr"] = 77.0
     fails(ValueError, lambda: optimizer.load_state_dict(other), "of other parameters", "nothing")
+    assert optimizer.param_groups[0]["lr"] == 0.1, "nothing is loaded"
     return [p.detach().numpy().copy() for p in model.parameters()]
+
+
+def loaded_in_flight():
+    """A state that is loaded behind a backward waits for its lists, and drops them."""
+    import copy
+    from test_optimizer import backward
+    t = hvd()
+    model, optimizer = make()
+    train_some(model, optimizer, 12)
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.zero_grad()
+    backward(model, *shard(99, t.rank(), t.size()))
+    operations = optimizer._layout.ranges[0]._exchange.operations
+    assert operations
+    optimizer.load_state_dict(state)
+    assert all(one._ended for one in operations) and not optimizer._handles
+    assert (optimizer.history.history == state["sparse_chunks"]["history"]).all()
+    train_some(model, optimizer, 3)
+    return [p.detach().numpy().copy() for p in model.parameters()]
+
+
+def test_state_that_is_loaded_in_flight(four):
+    results = four(loaded_in_flight)
+    for values in results[1:]:
+        assert all(reference.same(p, q) == 0 for p, q in zip(values, results[0]))
 
 
 def test_state_of_another_rank(four):

@@ -265,9 +265,8 @@ class _Distributed(Shared):
             self._agree()
 
     def load_state_dict(self, state_dict):
-        """Like the optimizer's own; forgets reductions in flight."""
-        self._handles = {}
-        self._sent = {}
+        """Like the optimizer's own; waits for reductions in flight, and forgets them."""
+        self._drop()
         self._synchronized = self._unscaled = False
         self._should_synchronize = True
         self.set_backward_passes_per_step(self.backward_passes_per_step)
@@ -395,19 +394,24 @@ class _Distributed(Shared):
 
     def begin_anew(self):
         """Forget the reductions of a backward without a step: all ranks have joined, and that backward has ended."""
-        for handle in [*self._handles.values(), self._frozen and self._frozen[0]]:
+        if self._frozen is not None:
+            self._handles[None] = self._frozen[0]
+        self._drop()
+        self._frozen = None
+        self._order.begin_anew(self._observes())
+        self._expect_all()
+        self._synchronized = self._unscaled = False
+
+    def _drop(self):
+        """Wait for the reductions of a backward that no step follows, and forget them."""
+        for handle in filter(None, self._handles.values()):
             try:
-                if handle is not None:
-                    handle.wait()
+                handle.wait()
             except Exception as error:
                 if _where.is_handlers(error):
                     raise
-        self._frozen = None
-        self._order.begin_anew(self._observes())
         self._handles.clear()
         self._sent.clear()
-        self._expect_all()
-        self._synchronized = self._unscaled = False
 
     def synchronize(self):
         """Wait until all gradients are reduced.  Gradients that this pass has not reached count as zeros.

@@ -317,9 +317,12 @@ class SparseOptimizer(_Distributed):
             self.history.chunks.heard_dense()
             self.history.settle_dense(not self.history.kept or all(one.isfinite().all() for one in gradients))
 
-    def begin_anew(self):
+    def _drop(self):
         for unit in self._layout.ranges:
             unit.drop()
+        super()._drop()
+
+    def begin_anew(self):
         super().begin_anew()
         self.history.chunks.choose_all()
         self.history.chunks.behind.zero_()  # ranks have made unlike numbers of steps
@@ -336,12 +339,13 @@ class SparseOptimizer(_Distributed):
         """Like the optimizer's own.  A rank that loads another one's state begins with an empty history, and warns."""
         for own, loaded in zip(self.param_groups, state_dict["param_groups"]):
             self._check_group({**loaded, "params": own["params"]})
+        saved, parameters = state_dict.get("sparse_chunks"), {slot.name: slot.p for slot in self._update}
+        # An error leaves everything as it was.
+        loaded = None if saved is None else restore(saved, _job.rank(), self._sparse, parameters)
         super().load_state_dict(state_dict)
-        if "sparse_chunks" not in state_dict:  # of another optimizer
+        if loaded is None:  # of another optimizer
             self.history.chunks.choose_all()
-            return
-        loaded = restore(state_dict["sparse_chunks"], _job.rank(), self._sparse, {slot.name: slot.p for slot in self._update})
-        if self._layout.ranges:
+        elif self._layout.ranges:
             self.history.take(loaded)
         else:
             self.history = loaded
