@@ -52,20 +52,8 @@ static bool carry_spread_at_once(struct tly_local *l, struct tly_local_piece *pi
     return done;
 }
 
-/* Pairs with team_may_sum(). */
-static void carry_answered(struct tly_local *l, const struct tly_local_piece *piece)
-{
-    struct tly_local_op *op = piece->op;
-    if (!op->lead)
-        return;
-    uint64_t before = atomic_fetch_sub(&op->unanswered, piece->length);
-    if (before >= op->lead && before - piece->length < op->lead)
-        tly_local_call_own(l);
-}
-
 void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece)
 {
-    carry_answered(l, piece);
     if (carry_spread_at_once(l, piece))
         return;
     pthread_mutex_lock(&l->inbox_lock);

@@ -90,8 +90,6 @@ struct tly_local_op {
         pieces; /* likewise, if this is not 0: those of this rank, in the order in which they are summed */
     uint64_t
         ahead; /* likewise: bytes that may wait to be sent while more are summed, or to land while more are asked for; 0: any */
-    uint64_t
-        lead; /* likewise, of a sum for all: bytes that may be summed whose results have not landed; 0: any */
     /* ------ the engine's; under its lock */
     struct tly_list node; /* inbox; backlog; ops by age */
     struct tly_local_round *meeting;
@@ -102,9 +100,8 @@ struct tly_local_op {
     bool left_behind;    /* the engine's own mark, in place of one that was withdrawn before it was posted */
     bool alone;          /* no other was in flight when it was submitted */
     atomic_bool starved; /* the next piece waits for tly_local_place() */
-    atomic_ullong waiting;    /* bytes of its pieces that are `ahead` */
-    atomic_ullong unanswered; /* of those that were summed and have not landed */
-    atomic_bool diverted;     /* release, once it is the service's */
+    atomic_ullong waiting; /* bytes of its pieces that are `ahead` */
+    atomic_bool diverted;  /* release, once it is the service's */
 };
 
 struct tly_local_user {

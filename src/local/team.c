@@ -127,12 +127,9 @@ static uint8_t *team_output_of(const struct tly_local *l, const struct tly_local
     return tly_work_seen(l, rank, p->output + place, p->flags & TLY_POST_POOL_OUT);
 }
 
-/* What is summed long before it is sent leaves the caches again, and keeps cores from those whose sums are waited for.  What is
- * sent long before other machines send their sums of it keeps the cards from what is waited for (`lead`). */
+/* What is summed long before it is sent leaves the caches again, and keeps cores from those whose sums are waited for. */
 static bool team_may_sum(struct tly_local *l, const struct tly_local_op *op, uint64_t before)
 {
-    if (op->lead && atomic_load(&op->unanswered) >= op->lead)
-        return false; /* tly_local_landed() wakes us */
     if (!op->ahead || before < op->ahead || atomic_load(&l->blocked))
         return true;
     int64_t half = (int64_t)(op->ahead / 2 + 1), awaited = atomic_load(&l->to_wake);
@@ -274,10 +271,8 @@ static bool team_step(struct tly_local *l, struct tly_local_round *r, const stru
         tly_list_remove(next);
         piece->ahead = true;
         atomic_fetch_add(&op->waiting, piece->length);
-        if (sums) {
+        if (sums)
             atomic_fetch_add(&l->ahead, piece->length);
-            atomic_fetch_add(&op->unanswered, op->lead ? piece->length : 0);
-        }
         l->calls->summed(l->user, piece);
     }
     return ok;

@@ -122,22 +122,6 @@ static void test_before(void **state)
     assert_true(step(2 * PIECE));
 }
 
-/* Two at most whose results have not landed, sent or not; the next one once one has. */
-static void test_lead(void **state)
-{
-    f.op.lead = 2 * PIECE;
-    assert_int_equal(sum_all_that_may(0), 2);
-    tly_local_sent(&f.l, &f.piece[0]);
-    tly_local_sent(&f.l, &f.piece[1]);
-    assert_int_equal(sum_all_that_may(0), 2);
-    uint32_t bell = f.control.bell;
-    tly_list_init(&f.l.landed);
-    f.l.failed = true; /* it is not given to others here */
-    tly_local_landed(&f.l, &f.piece[0]);
-    assert_true(f.control.bell > bell);
-    assert_int_equal(sum_all_that_may(0), 3);
-}
-
 /* Nothing is held back while what waits cannot be sent, for that may wait for what is held back. */
 static void test_blocked(void **state)
 {
@@ -194,7 +178,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_no_bound, begin, end),
         cmocka_unit_test_setup_teardown(test_ahead, begin, end),
         cmocka_unit_test_setup_teardown(test_before, begin, end),
-        cmocka_unit_test_setup_teardown(test_lead, begin, end),
         cmocka_unit_test_setup_teardown(test_blocked, begin, end),
         cmocka_unit_test_setup_teardown(test_asked_for, begin, end),
         cmocka_unit_test_setup_teardown(test_large_pieces, begin, end),

@@ -25,7 +25,6 @@ static void carriers_count(const struct tly_seats *s, const uint32_t *ranks, int
         has[m]++;
         k->lists = has[m] > k->lists ? has[m] : k->lists;
     }
-    k->uneven = size < k->lists * k->machines;
 }
 
 static bool carriers_may_be(const struct tly_seats *s, const struct tly_carriers *k, const int *has)

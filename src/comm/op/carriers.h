@@ -22,7 +22,6 @@ struct tly_carriers {
     int lists;        /* the most ranks that a machine has */
     int machines;     /* of the group */
     int own;          /* this rank's among them */
-    bool uneven;      /* not all machines have so many */
     bool sums;        /* a machine's sum is a node of the tree over the group's ranks */
     int *machine;     /* owned: of each machine of the job its place among the group's, or -1 */
     uint32_t *rank;   /* owned: the lists, one behind the other */

@@ -323,21 +323,12 @@ static void team_stage_settled(struct tly_part *p)
         tly_local_place(op->shared.engine, &op->parts[op->shared.placed].shard.piece, block);
 }
 
-/* Where some machines have fewer ranks than others, those send over fewer connections.  So the cards of others would take their
- * sums last, and the machines with more ranks would send theirs long before. */
-static uint64_t team_stage_lead(const struct tally_op *op)
-{
-    return op->group->carriers->uneven ? op->credit : 0;
-}
-
 /* --- the way out and back ------------------------------------------------------------------------------------ */
 
 static int team_stage_begin(tally_comm *c, struct tally_op *op)
 {
     if (op->call->reduces)
         op->shared.op.ahead = op->credit;
-    if (tly_call_is_sum_for_all(op->call))
-        op->shared.op.lead = team_stage_lead(op);
     return team_stage_is_for_all(op) ? 0 : team_stage_make_blocks(c, op);
 }
 
