@@ -1,4 +1,4 @@
-"""SPIN on recovery.pml, window.pml and change.pml: every interleaving of small jobs with faults in them, and proof that the
+"""SPIN on recovery.pml, window.pml, change.pml and blocks.pml: every interleaving of small jobs with faults in them, and proof that the
 models would notice."""
 
 import os
@@ -12,6 +12,7 @@ import pytest
 MODEL = pathlib.Path(__file__).resolve().with_name("recovery.pml")
 WINDOW = MODEL.with_name("window.pml")
 CHANGE = MODEL.with_name("change.pml")
+BLOCKS = MODEL.with_name("blocks.pml")
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 CACHE = ["ccache"] if shutil.which("ccache") else []  # to compile takes longer than most searches
 
@@ -91,7 +92,8 @@ MUTANTS = {
 # For a search that takes longer than the compiler.
 FAST = ("-O1", "-DCOLLAPSE", "-DMEMLIM=8000")
 
-# The same of window.pml (two ranks, four parts) and of change.pml (two ranks, two rounds, two new splits, one eviction).
+# The same of window.pml (two ranks, four parts), of change.pml (two ranks, two rounds, two new splits, one eviction) and of
+# blocks.pml (two carriers, two operations, three parts).
 SMALL = {
     "the window stays": (WINDOW, "CHANGES=0"),
     "the window changes": (WINDOW, "CHANGES=2"),
@@ -99,8 +101,15 @@ SMALL = {
     "the window changes again and again, connections break": (WINDOW, "CHANGES=3 BREAKS=2"),
     "the split changes": (CHANGE, "REPLANS=3 EVICTIONS=0"),
     "the split changes, a service is evicted": (CHANGE, "REPLANS=2 EVICTIONS=1"),
+    "a block for each operation": (BLOCKS, "BLOCKS=1 KILLS=0"),
+    "a block for each operation, a service dies": (BLOCKS, "BLOCKS=1 KILLS=1"),
+    "two blocks for each operation, two services die": (BLOCKS, "BLOCKS=2 KILLS=2"),
 }
-COMPLETE = {"the window changes again and again, connections break", "the split changes, a service is evicted"}
+COMPLETE = {
+    "the window changes again and again, connections break",
+    "the split changes, a service is evicted",
+    "a block for each operation, a service dies",
+}
 BEYOND = r"came\[r\]<=granted\[r\]"
 OPEN = r"closed\["
 MANY = r"alive<="
@@ -115,6 +124,8 @@ SMALL_MUTANTS = {
     "BEGIN_WHILE_PREPARED": (CHANGE, "REPLANS=1 EVICTIONS=0", CUT),
     "NO_LIMIT": (CHANGE, "REPLANS=2 EVICTIONS=0", MANY),
     "OLD_REPORTS": (CHANGE, "REPLANS=2 EVICTIONS=0", MANY),
+    "ONE_POOL": (BLOCKS, "BLOCKS=1 KILLS=0", r"state\[i\]==4"),
+    "FREE_WHEN_ANSWERED": (BLOCKS, "BLOCKS=1 KILLS=1", "used<=1"),
 }
 
 
@@ -187,6 +198,6 @@ def test_a_dropped_rule_is_noticed(rule, tmp_path):
 
 def test_every_mutant_is_tried():
     assert set(LARGE) <= set(SOUND) and set(COMPLETE) <= set(SMALL)
-    tried = {model: {rule for rule, (m, _, _) in SMALL_MUTANTS.items() if m == model} for model in (WINDOW, CHANGE)}
+    tried = {model: {rule for rule, (m, _, _) in SMALL_MUTANTS.items() if m == model} for model in (WINDOW, CHANGE, BLOCKS)}
     for model, mutants in (tried | {MODEL: set(MUTANTS)}).items():
         assert set(re.findall(r"\bMUTANT_(\w+)", model.read_text(encoding="utf-8"))) == mutants
