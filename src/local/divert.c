@@ -18,14 +18,14 @@ static bool divert_is_refused(const struct tly_local *l, const struct tly_local_
     return false;
 }
 
-/* Can zeros stand for those that have joined?  They can in posts and in the pool, and not in windows. */
+/* Can zeros stand for those that have joined?  They can in posts and in the pool, and not in windows, nor in a team. */
 static bool divert_can_spare(const struct tly_local *l, const struct tly_local_round *r)
 {
     const struct tly_local_op *op = r->op;
     bool pooled = true;
     for (uint32_t i = 0; i < l->count; i++)
         pooled &= !r->posts[i].call || tly_post_is_pooled(&r->posts[i]);
-    return op->call->spares && op->call->spares(op->root) &&
+    return !r->unaided && op->call->spares && op->call->spares(op->root) &&
            ((r->posts[l->me].flags & TLY_POST_EAGER) || pooled);
 }
 

@@ -41,7 +41,7 @@ static void posts_out_book(struct tly_local *l, struct tly_local_round *r, struc
     r->op = op;
     op->meeting = r;
     r->posts[l->me] = *p;
-    r->unaided = op->parts && (!op->call->spares || op->grouped);
+    r->unaided = op->call && (!op->call->spares || op->grouped); /* read in teams alone */
     r->way = tly_way_expected(l, r);
 }
 

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "local/posts.h"
 #include "local/way.h"
@@ -109,6 +110,7 @@ static void staging_cut(const struct tly_local *l, struct tly_local_round *r)
 {
     struct tly_local_range range[TLY_LOCAL_RANKS];
     uint64_t most_gotten = 0;
+    tly_check(l->count > 0);
     tly_work_ranges(l, r->op, range);
     for (uint32_t i = 0; i < l->count; i++)
         most_gotten = range[i].bytes > most_gotten ? range[i].bytes : most_gotten;

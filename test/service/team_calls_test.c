@@ -518,6 +518,12 @@ static int one_joins(int rank, void *arg)
         CHECK_HOLDS(tally_op_error(op), "rank 1 has joined");
         tally_op_free(op);
     }
+    for (int n = 0; n < CALLS && rank != 1; n++) { /* it is refused when the list has come */
+        CHECK(tally_allgather(c, NULL, x, MOST, TALLY_FLOAT32, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -EINVAL);
+        CHECK_HOLDS(tally_op_error(op), "rank 1 has joined");
+        tally_op_free(op);
+    }
     if (rank != 1)
         CHECK(tally_join(c, NULL, &join) == 0);
     job_expect(join, 0);
@@ -579,11 +585,13 @@ static void expect_sound_in(tally_comm *c, tally_group *g, enum call call, int r
 /* One has joined, which has others of its machine stand for it in no group; one means another group by the name. */
 static int some_machines(int rank, void *arg)
 {
-    static float x[MOST], y[MOST];
+    float *x, *y; /* where zeros could stand for the rank that has joined, if it were all ranks' sum */
     static const int ranks[] = {0, 1, 2, 3}, others[] = {2, 3, 4, 5};
     tally_comm *c = job_open();
     tally_group *g = NULL, *odd = NULL;
     tally_op *op, *join = NULL;
+    CHECK(tally_alloc(c, MOST * sizeof *x, (void **)&x) == 0);
+    CHECK(tally_alloc(c, MOST * sizeof *y, (void **)&y) == 0);
     if (rank < 4) {
         CHECK(tally_group_create(c, "some", ranks, 4, &g) == 0);
         for (int call = 0; call < ALL_CALLS; call++)
@@ -613,6 +621,8 @@ static int some_machines(int rank, void *arg)
     job_expect(join, 0);
     for (int call = 0; g && call < ALL_CALLS; call++)
         expect_sound_in(c, g, (enum call)call, rank);
+    CHECK(c->local->rounds.count < CALLS);
+    CHECK(tally_free(x) == 0 && tally_free(y) == 0);
     job_leave(c);
     return 0;
 }
