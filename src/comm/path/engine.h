@@ -34,7 +34,7 @@ struct tly_sharing {
     uint8_t *
         result; /* owned: of pieces, where a stage has a memory for each: a gathering's result, another's input; else NULL */
     uint8_t *blocks; /* owned, from the pool: a team's sums that have no output to lie in; or NULL */
-    uint32_t placed; /* of the parts that lie there up to this one has had its place */
+    uint32_t placed; /* index of the last part that has been given a block; part_count: all have */
 };
 
 /* It goes to the engine, which gets the reference when it gets the operation. */

@@ -17,7 +17,7 @@
  * operation ends, since a service may ask for the input again or for the result as it has landed.  Before a shared stage
  * all parts of an operation lie in one memory, each at its `place`, and so do their results: the whole machine works there.
  * (Of an allgather this holds for the input.)  All of them are there before part 0.  Other operations of pieces have a memory
- * for each: with a stage they go to the network.
+ * for each: with a stage they pass by the engine, and a team puts a reduce-scatter's input together.
  *
  * Messages and probes have no stages.  Part 0 of an operation of pieces (tly_call.pieces) is no part of the tensor: it is a
  * roll call, and passes by all stages but a shared one.  What a rank gives itself is copied when the operation is cut, and

@@ -3,8 +3,8 @@
  * A rank that pushes and does not want the result says so (TLY_QUIET), and its answer is empty: in a reduce, and in a
  * reduce-scatter for the parts that belong to another rank.
  *
- * Where the ranks of a machine are a team, one of them pushes the sum of their inputs: to its own service the rank that gets the
- * result, to others the ranks in turn (comm/path/team.c). */
+ * Where the ranks of a machine are a team, one of them pushes the sum of their inputs: the rank that gets the result, and on other
+ * machines the ranks in turn (comm/path/team.c). */
 #include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
