@@ -9,6 +9,7 @@
 
 #include "base/list.h"
 #include "base/map.h"
+#include "membership/roster.h"
 #include "sum/internal.h"
 #include "sum/members.h"
 #include "sum/session.h"
@@ -38,6 +39,21 @@ static void members_destroy(struct tly_members *m)
     free(m);
 }
 
+/* A rank may have sent any list. */
+static bool members_are_nodes(const struct tly_job *job, const uint32_t *rank, uint32_t count)
+{
+    uint32_t total = 0, at = 0;
+    for (uint32_t i = 0; i < count && total <= job->ranks; i++)
+        total += (uint32_t)job->machine_ranks[job->machine[rank[i]]];
+    for (uint32_t i = 0; i < count && total && total <= job->ranks; i++) {
+        uint32_t has = (uint32_t)job->machine_ranks[job->machine[rank[i]]];
+        if (!has || !tly_roster_is_node(0, total, at, at + has))
+            return false;
+        at += has;
+    }
+    return total && total <= job->ranks;
+}
+
 static struct tly_members *members_make(struct tly_job *job, const uint32_t *rank, uint32_t count)
 {
     struct tly_members *m = calloc(1, sizeof *m);
@@ -45,6 +61,7 @@ static struct tly_members *members_make(struct tly_job *job, const uint32_t *ran
         return NULL;
     m->rank = malloc(count * sizeof *m->rank);
     m->count = count;
+    m->nodes = members_are_nodes(job, rank, count);
     for (int i = 0; i < 2; i++) {
         m->tree[i].group_size = calloc(count, sizeof *m->tree[i].group_size);
         m->tree[i].order = calloc(count, sizeof *m->tree[i].order);

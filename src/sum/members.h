@@ -23,6 +23,8 @@ struct tly_member_tree {
 struct tly_members {
     struct tly_list node; /* in job->lists */
     uint32_t count;
+    bool
+        nodes; /* its machines' ranks, one machine behind the other, are nodes of the tree over all of them */
     uint32_t *rank;                 /* owned: in the group's order */
     struct tly_member_tree tree[2]; /* [1] for 16-bit types */
 };

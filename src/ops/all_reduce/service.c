@@ -47,7 +47,7 @@ static bool sum_is_carried(const struct tly_round *r)
  * and summed along the tree over machines. */
 static bool sum_has_nodes(const struct tly_job *job, const struct tly_round *r, bool sixteen_bit)
 {
-    return sum_is_carried(r) && !sixteen_bit &&
+    return sum_is_carried(r) && !sixteen_bit && r->who->nodes &&
            (r->who->count < job->machines || job->all->tree[0].groups == 1);
 }
 
