@@ -1,8 +1,8 @@
 """DistributedOptimizer(sparse=SparseChunks(...)) where code gives gradients other memory, and at the limits of its lists."""
 
 import jobs
+from sparse_training import make, shard, train_some, wrong
 from test_ops import fails, hvd
-from test_sparse_chunks import make, shard, train_some, wrong
 
 
 def moved_gradients():
