@@ -265,8 +265,8 @@ class _Distributed(Shared):
             self._agree()
 
     def load_state_dict(self, state_dict):
-        """Like the optimizer's own; waits for reductions in flight, and forgets them."""
-        self._drop()
+        """Like the optimizer's own.  Behind a backward, all ranks call it: that step's reductions end first, and are forgotten."""
+        self._abandon()
         self._synchronized = self._unscaled = False
         self._should_synchronize = True
         self.set_backward_passes_per_step(self.backward_passes_per_step)
@@ -402,6 +402,23 @@ class _Distributed(Shared):
         self._expect_all()
         self._synchronized = self._unscaled = False
 
+    def _abandon(self):
+        """End the step of a backward that no step() follows.  The other ranks may have reached parameters that this one has not:
+        zeros stand for these gradients, as at the end of each step."""
+        due = False
+        if (_job.is_initialized() and self._agreed == _job.generation()
+                and any(slot.delay <= 0 for slot in self._update)):
+            self._submit_rest()
+            self._hear_frozen()
+            due = self._layout.is_due(self._order)
+        self._drop()
+        try:
+            if due:
+                self._layout.make(self)
+        except _errors.Error as error:  # what is loaded counts nonetheless
+            if _where.is_handlers(error):
+                raise
+
     def _drop(self):
         """Wait for the reductions of a backward that no step follows, and forget them."""
         for handle in filter(None, self._handles.values()):
@@ -465,6 +482,10 @@ class _Distributed(Shared):
         if thawed:
             raise ValueError("%s needs a gradient now and did not when the DistributedOptimizer was made, so nobody "
                              "reduces it: make the optimizer once more" % ", ".join(thawed[:5]))
+        return self._submit_rest()
+
+    def _submit_rest(self):
+        """As _submit_missing(), with gradients that no hook reduces."""
         self._compare_frozen()
         self._late = self._layout.frozen()  # they wait for the comparison
         return self._start_all([slot for slot in self._update if slot not in self._late])

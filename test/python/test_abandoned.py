@@ -1,0 +1,167 @@
+"""Backward passes that no step() follows, because a state is loaded behind them."""
+
+import copy
+import errno
+
+import pytest
+
+import jobs
+from test_lazy import bits, same_on_all, sizes
+from test_ops import hvd
+
+
+def branched(options, sparse=False, frozen=None):
+    """(model of two branches, optimizer, a function that makes a backward pass through one of them).  frozen: a layer's number."""
+    import torch
+    t = hvd()
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(16))
+    if frozen is not None:
+        model[frozen].weight.requires_grad_(False)
+    if sparse:
+        options = {"sparse": t.SparseChunks(0.3, 0, 64)}
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters(),
+                                       **options)
+    draw = torch.Generator().manual_seed(t.rank())
+
+    def backward(branch):
+        x = torch.randn(2, 8, generator=draw)
+        for layer in model[branch::2]:
+            x = torch.tanh(layer(x))
+        x.sum().backward()
+
+    return model, optimizer, backward
+
+
+def loaded(options, sparse, before):
+    """The parameters' bits, and ranges, of a training in which a state is loaded behind the `before`-th backward pass.  Ranks
+    take different branches."""
+    t = hvd()
+    model, optimizer, backward = branched(options, sparse)
+    for step in range(8):
+        optimizer.zero_grad()
+        if step == before:
+            state = copy.deepcopy(optimizer.state_dict())
+            backward(t.rank() % 2)
+            optimizer.load_state_dict(state)
+            assert not optimizer._handles
+            optimizer.zero_grad()
+        backward((step + t.rank()) % 2)
+        optimizer.step()
+    if options.get("cross_barrier"):
+        optimizer.synchronize()
+    return bits(model.parameters()), sizes(optimizer)
+
+
+@pytest.mark.parametrize("options", ({"lazy": 0}, {"lazy": 1024}, {"lazy": 0, "cross_barrier": True},
+                                     {"lazy": 1024, "cross_barrier": True}), ids=str)
+@pytest.mark.parametrize("before", (1, 2, 6))
+def test_a_state_is_loaded_behind_unlike_branches(three, options, before):
+    """Before the ranks lay out gradients, in the step in which they do, and behind that."""
+    plain, _ = same_on_all(three(loaded, {"lazy": 0}, False, before))
+    values, ranges = same_on_all(three(loaded, options, False, before))
+    assert values == plain and bool(ranges) == bool(options["lazy"])
+
+
+@pytest.mark.parametrize("before", (1, 2, 6))
+def test_a_state_is_loaded_behind_unlike_branches_of_chunks(three, before):
+    _, ranges = same_on_all(three(loaded, {}, True, before))
+    assert ranges
+
+
+def frozen(unlike):
+    """A state is loaded where unlike parameters are frozen."""
+    t = hvd()
+    model, optimizer, backward = branched({"lazy": 0}, frozen=None if unlike else 0)
+    odd = model[t.rank()].weight if unlike else model[0].weight
+    state = copy.deepcopy(optimizer.state_dict())
+    odd.requires_grad_(not unlike and t.rank() == 1)  # frozen here; or needing a gradient that nobody reduces
+    backward(t.rank() % 2)
+    optimizer.load_state_dict(state)
+    odd.requires_grad_(unlike)
+    optimizer.zero_grad()
+    backward(0)
+    optimizer.step()
+    return bits(model.parameters())
+
+
+@pytest.mark.parametrize("unlike", (True, False))
+def test_a_state_is_loaded_behind_unlike_frozen_parameters(three, unlike):
+    same_on_all(three(frozen, unlike))
+
+
+def passes():
+    """A rank has begun to add up the passes of a step, and another one has not, when they load a state."""
+    t = hvd()
+    model, optimizer, backward = branched({"lazy": 0, "backward_passes_per_step": 2})
+    state = copy.deepcopy(optimizer.state_dict())
+    if t.rank() == 1:
+        backward(0)
+    optimizer.load_state_dict(state)
+    optimizer.zero_grad()
+    backward(0)
+    backward(1)
+    optimizer.step()
+    return bits(model.parameters())
+
+
+def test_a_state_is_loaded_between_passes(three):
+    same_on_all(three(passes))
+
+
+def restored():
+    """elastic.run() behind a failure that comes after unlike branches."""
+    from tally import Error
+    t = hvd()
+    model, optimizer, backward = branched({"lazy": 0})
+    state, failures = t.elastic.TorchState(model=model, optimizer=optimizer, step=0), []
+
+    @t.elastic.run
+    def train(state):
+        while state.step < 6:
+            optimizer.zero_grad()
+            backward((state.step + t.rank()) % 2)
+            if state.step == 3 and not failures:
+                failures.append(None)
+                raise Error("a rank is gone", errno.ECONNRESET)
+            optimizer.step()
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return bits(model.parameters())
+
+
+def test_elastic_behind_unlike_branches():
+    job = jobs.Ranks(3, 1)
+    try:
+        same_on_all(job(restored))
+    finally:
+        job.close()
+
+
+def left():
+    """A state is loaded once the job has been left behind a backward; the next job goes on."""
+    t = hvd()
+    model, optimizer, backward = branched({"lazy": 0})
+    state = copy.deepcopy(optimizer.state_dict())
+    for again in (False, True):
+        backward(t.rank() % 2)
+        t.shutdown()
+        if again:
+            t.init()
+        optimizer.load_state_dict(state)
+        if not again:
+            t.init()
+        optimizer.zero_grad()
+        backward(0)
+        optimizer.step()
+    return bits(model.parameters())
+
+
+def test_a_state_is_loaded_behind_the_end_of_a_job():
+    job = jobs.Ranks(3, 1)
+    try:
+        same_on_all(job(left))
+    finally:
+        job.close()
