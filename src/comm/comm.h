@@ -24,6 +24,7 @@
  *   epoch/traffic.c, epoch/pace.c           figures for the coordinator and for users
  *   path/stages.c, path/chain.c             which stage is where; parts go from stage to stage
  *   path/queue.c, path/net.c                parts wait for their turn; the last stage
+ *   path/blocks.c                           memory for sums that lie in no output
  *   path/local.c, path/team.c               operations in shared memory; the stage of a machine's ranks
  *   path/parts.c, op/op.c                   parts, as operations' rooms need them; an operation's life in the loop
  *   path/keep.c, path/doubt.c, path/peer.c  results that not all ranks have; parts whose service is gone; a connection to

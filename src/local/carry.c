@@ -63,11 +63,9 @@ void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece)
     tly_local_call_own(l);
 }
 
-void tly_local_place(struct tly_local *l, struct tly_local_piece *piece, uint8_t *sum)
+void tly_local_made_room(struct tly_local *l)
 {
-    atomic_store(&piece->sum, sum);
-    if (atomic_exchange(&piece->op->starved, false)) /* pairs with team_has_place() */
-        tly_local_call_own(l);
+    tly_local_call_own(l);
 }
 
 void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece)

@@ -56,9 +56,8 @@ struct tly_local_call;
 struct tly_local_piece {
     struct tly_list node; /* of the operation's lists; of who holds it between these */
     struct tly_local_op *op;
-    _Atomic(uint8_t *)
-        sum;             /* of a sum that is not for all: where it is to lie; NULL: not known yet; release */
-    uint64_t place;      /* in the result */
+    uint8_t *sum;   /* where a sum that is not for all is to lie; NULL: the engine asks its user (`place`) */
+    uint64_t place; /* in the result */
     const uint8_t *from; /* this rank's own data, of a gathering; NULL: they come from elsewhere */
     uint32_t length;
     bool
@@ -97,9 +96,8 @@ struct tly_local_op {
     struct tly_list landed; /* pieces whose results are to be given to the others */
     uint8_t *sums;          /* where the pieces lie: the output, or staged */
     bool held;              /* it has entered by tly_local_enter() and is not yet given back */
-    bool left_behind;    /* the engine's own mark, in place of one that was withdrawn before it was posted */
-    bool alone;          /* no other was in flight when it was submitted */
-    atomic_bool starved; /* the next piece waits for tly_local_place() */
+    bool left_behind; /* the engine's own mark, in place of one that was withdrawn before it was posted */
+    bool alone;       /* no other was in flight when it was submitted */
     atomic_ullong waiting; /* bytes of its pieces that are `ahead` */
     atomic_bool diverted;  /* release, once it is the service's */
 };
@@ -116,6 +114,8 @@ struct tly_local_user {
     /* Of a team: the piece may be pushed or asked for.  A sum for all lies at op->sums + place.  The result has to land there; then
      * the user calls tly_local_landed(), but not for the rank's own data, nor for a sum that is not for all. */
     void (*summed)(void *user, struct tly_local_piece *piece);
+    /* Where is the piece's sum, which is not for all, to lie?  NULL: the engine asks again after tly_local_made_room(). */
+    uint8_t *(*place)(void *user, struct tly_local_piece *piece);
     /* All lengths are known, of a call whose `gathered` it has.  Returns what that does. */
     void *(*gather)(void *user, struct tly_local_op *op, const int64_t first_dims[], const uint64_t bytes[]);
     /* The job cannot go on.  From any thread; must not call back. */
@@ -162,8 +162,8 @@ void tly_local_count(const struct tly_local *l, uint64_t *ops, uint64_t *bytes);
 void tly_local_enter(struct tly_local *l, struct tly_local_op *op);
 /* Of a team, likewise: a piece has landed. */
 void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece);
-/* The same: the piece's sum, which is not for all ranks, is to lie there. */
-void tly_local_place(struct tly_local *l, struct tly_local_piece *piece, uint8_t *sum);
+/* The same: a piece for whose sum there was no place may have one now. */
+void tly_local_made_room(struct tly_local *l);
 /* The same, one call at a time: a piece that was summed is on its way, or one that was asked for has landed, or will never be: there is room for another.
  * Nothing if that has been said. */
 void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece);

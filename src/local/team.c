@@ -6,7 +6,7 @@
  * be staged, and a part's way through shared memory hides behind other parts' way through the network.
  *
  * Of a sum that is not for all ranks most carriers have no output to sum into.  Their user says where a part's sum is to lie
- * (tly_local_place), and nothing is copied to others.
+ * (`place`), and nothing is copied to others.
  *
  * Where the ranks gather, a part is some rank's own: it copies it to the others of its machine and pushes it.  What lands from
  * other machines the carrier copies to the others.
@@ -146,13 +146,14 @@ static bool team_may_ask(const struct tly_local_op *op)
     return !op->ahead || atomic_load(&op->waiting) < op->ahead; /* tly_local_sent() wakes us at half of it */
 }
 
-/* Is it known where the piece's sum is to lie? */
-static bool team_has_place(struct tly_local_op *op, const struct tly_local_piece *piece)
+/* Has the piece's sum a place?  Asked last, so that no piece has one that must wait for something else. */
+static bool team_has_place(struct tly_local *l, const struct tly_local_op *op, struct tly_local_piece *piece)
 {
-    if (team_is_for_all(op) || atomic_load(&piece->sum))
+    if (team_is_for_all(op))
         return true;
-    atomic_store(&op->starved, true);
-    return atomic_load(&piece->sum); /* tly_local_place() sees one, or we see the other */
+    if (!piece->sum)
+        piece->sum = l->calls->place(l->user, piece);
+    return piece->sum;
 }
 
 /* The division and the second factor are the service's. */
@@ -160,7 +161,7 @@ static bool team_sum_piece(struct tly_local *l, const struct tly_local_round *r,
                            const struct tly_local_piece *piece)
 {
     const struct tly_local_op *op = r->op;
-    uint8_t *sum = team_is_for_all(op) ? op->sums + piece->place : atomic_load(&piece->sum);
+    uint8_t *sum = team_is_for_all(op) ? op->sums + piece->place : piece->sum;
     struct tly_reduction how = {.dtype = op->dtype,
                                 .op = op->reduction == TALLY_AVERAGE ? TALLY_SUM : op->reduction,
                                 .divisor = 1,
@@ -260,8 +261,8 @@ static bool team_step(struct tly_local *l, struct tly_local_round *r, const stru
     }
     struct tly_local_piece *piece = tly_list_entry(next, struct tly_local_piece, node);
     bool sums = op->call->reduces;
-    if (next == &op->pieces || !team_has_place(op, piece) ||
-        !(sums ? team_may_sum(l, op, turn->before) : team_may_ask(op)) || !team_enter(l, r))
+    if (next == &op->pieces || !(sums ? team_may_sum(l, op, turn->before) : team_may_ask(op)) ||
+        !team_has_place(l, op, piece) || !team_enter(l, r))
         return false;
     bool ok = team_prepare_piece(l, r, piece);
     if (ok && !team_is_for_all(op))

@@ -28,6 +28,7 @@ SHARED = {
 # Struct: its owner's files, with their headers.
 OWNERS = {
     "tly_active": "active.h op",
+    "tly_blocks": "blocks",
     "tly_chain": "chain",
     "tly_completion": "events",
     "tly_completions": "events",

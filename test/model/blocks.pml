@@ -2,7 +2,7 @@
  * blocks.pml - a team's sums of a reduce lie in blocks until no service will ask for them again, in Promela.
  *
  * Two machines have a carrier each.  Two operations, which the carriers begin in any order, have parts, of which each carrier sums
- * the next one once a block of the operation is free (src/comm/path/team.c).  A part is answered once both have pushed it, and is
+ * the next one once a block of the operation is free (src/comm/path/blocks.c).  A part is answered once both have pushed it, and is
  * stable once both have the answer.  A service may die: of what is not stable the substitute asks for all again.  README.md says
  * which mutants (MUTANT_...) are checked.
  *

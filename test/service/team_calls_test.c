@@ -5,10 +5,12 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "comm/comm.h"
 #include "job.h"
 #include "local/engine.h"
+#include "local/segment.h"
 
 #include <cmocka.h>
 
@@ -345,6 +347,62 @@ static void test_opposite_orders(void **state)
                           .settings = {"TALLY_PART_BYTES=4K", "TALLY_CREDIT_BYTES=1", "TALLY_TIMEOUT=60"}});
 }
 
+/* Reduce-scatters, many at once, in ranks with 1 MB of shared memory.  Those that wait for rank 0 hold none of it, so then the rest
+ * is taken away, too.  Rank 0 begins with those that the others end with. */
+static int little_memory(int rank, void *arg)
+{
+    enum { MANY = 40, ROOM = 1 << 20, LITTLE = 96 << 20 };
+    static const struct rlimit little = {LITTLE, LITTLE};
+    static float in[MANY][MOST], out[MANY][MOST / 4];
+    static const size_t pieces[] = {MOST / 4, MOST / 4, MOST / 4, MOST / 4};
+    CHECK(setrlimit(RLIMIT_FSIZE, &little) == 0);
+    tally_comm *c = job_open();
+    struct tly_segment *pool = c->local->segment;
+    tally_op *op[MANY];
+    void *room, *at;
+    CHECK(tly_pool_borrow(pool, ROOM, &room) == 0);
+    for (uint64_t bytes = LITTLE; bytes >= TLY_PAGE;)
+        if (tly_pool_borrow(pool, bytes, &at) != 0)
+            bytes /= 2;
+    CHECK(tly_pool_free(room) == 0);
+    for (int turn = 0; turn < 2; turn++) {
+        if (turn == (rank == 0))
+            for (int k = 0; k < MANY; k++) {
+                int i = rank ? k : MANY - 1 - k;
+                char name[8];
+                snprintf(name, sizeof name, "%d", i);
+                for (int e = 0; e < MOST; e++)
+                    in[i][e] = (float)((e + i) % 1000 + rank);
+                CHECK(tally_reduce_scatter(c, name, in[i], out[i], pieces, TALLY_FLOAT32, TALLY_SUM, NULL,
+                                           &op[i]) == 0);
+            }
+        if (turn == 0) {
+            job_barrier(c);
+            if (rank < 2)
+                CHECK(tly_pool_borrow(pool, ROOM, &room) == 0);
+            job_barrier(c);
+        }
+    }
+    for (int i = 0; i < MANY; i++) {
+        job_expect(op[i], 0);
+        for (int e = 0; e < MOST / 4; e++)
+            CHECK(out[i][e] == (float)(4 * ((e + rank * (MOST / 4) + i) % 1000) + 6));
+    }
+    job_leave(c);
+    return 0;
+}
+
+static void test_little_memory(void **state)
+{
+    for (int tallyds = 0; tallyds < 2; tallyds++)
+        job_run(
+            &(struct job){.ranks = 4,
+                          .tallyds = tallyds,
+                          .machine = pairs,
+                          .main = little_memory,
+                          .settings = {"TALLY_PART_BYTES=4K", "TALLY_CREDIT_BYTES=16K", "TALLY_TIMEOUT=60"}});
+}
+
 /* --- what goes wrong ----------------------------------------------------------------------------- */
 
 static int submit(tally_comm *c, enum call call, const char *name, float *x, float *y, size_t count, int root,
@@ -641,9 +699,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_as_each_for_itself), cmocka_unit_test(test_memory_out_of_reach),
-        cmocka_unit_test(test_opposite_orders),    cmocka_unit_test(test_disagreement),
-        cmocka_unit_test(test_rank_killed),        cmocka_unit_test(test_tallyd_killed),
-        cmocka_unit_test(test_rank_joins),         cmocka_unit_test(test_some_machines),
+        cmocka_unit_test(test_opposite_orders),    cmocka_unit_test(test_little_memory),
+        cmocka_unit_test(test_disagreement),       cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_tallyd_killed),      cmocka_unit_test(test_rank_joins),
+        cmocka_unit_test(test_some_machines),
     };
     return cmocka_run_group_tests_name("team_calls", tests, NULL, NULL);
 }

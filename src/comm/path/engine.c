@@ -74,6 +74,7 @@ static const struct tly_local_user calls = {
     .divert = engine_divert,
     .stand_in = tly_joining_stand_in,
     .summed = tly_team_summed,
+    .place = tly_team_place,
     .gather = engine_gather,
     .broken = engine_broken,
     .turn = engine_turn};

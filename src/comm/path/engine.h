@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/event.h"
+#include "comm/path/blocks.h"
 #include "local/local.h"
 #include "tally/tally.h"
 
@@ -33,8 +34,7 @@ struct tly_sharing {
     bool mute; /* ... as a mark, of which nothing is to be heard */
     uint8_t *
         result; /* owned: of pieces, where a stage has a memory for each: a gathering's result, another's input; else NULL */
-    uint8_t *blocks; /* owned, from the pool: a team's sums that have no output to lie in; or NULL */
-    uint32_t placed; /* index of the last part that has been given a block; part_count: all have */
+    struct tly_blocks blocks; /* a team's sums that have no output to lie in */
 };
 
 /* It goes to the engine, which gets the reference when it gets the operation. */

@@ -267,10 +267,7 @@ void tly_team_shared(struct tally_op *op, uint32_t parts, uint64_t bytes, uint64
 /* --- sums that are not for all ------------------------------------------------------------------------------- */
 
 /* The rank that gets a part of a reduce or reduce-scatter sums into its output.  The carriers on other machines have none: their
- * sums lie in blocks of the pool, until no service will ask for them again.  Then the block is the next part's.  Each operation
- * has blocks of its own, and all ranks go through its parts in the same order: so some part can always go on, in whichever
- * orders operations begin. */
-enum { BLOCKS_CREDITS = 4 }; /* so much lies there: summed ahead, on its way, and waiting for other ranks */
+ * sums lie in blocks (blocks.c) until no service can ask for them again. */
 
 static bool team_stage_is_for_all(const struct tally_op *op)
 {
@@ -282,45 +279,23 @@ static bool team_stage_lies_in_block(const struct tly_part *p)
     return team_stage_carries(p) && p->quiet && !team_stage_is_for_all(p->op);
 }
 
-/* The next part from `i` on that does; or part_count. */
-static uint32_t team_stage_next_in_block(const struct tally_op *op, uint32_t i)
+static void team_stage_plan_blocks(struct tally_op *op)
 {
-    while (i < op->part_count && !team_stage_lies_in_block(&op->parts[i]))
-        i++;
-    return i;
-}
-
-static int team_stage_make_blocks(tally_comm *c, struct tally_op *op)
-{
-    uint64_t size = 64, count = 0;
-    for (uint32_t i = 0; (i = team_stage_next_in_block(op, i)) < op->part_count; i++) {
-        size = op->parts[i].length > size ? (op->parts[i].length + 63ull) / 64 * 64 : size;
-        count++;
-    }
-    uint64_t most = 1 + BLOCKS_CREDITS * op->credit / size;
-    count = count < most ? count : most;
-    void *at = NULL;
-    if (count && tly_pool_borrow(tly_local_segment(c->local), count * size, &at) != 0 &&
-        tly_pool_alloc(NULL, count * size, &at) != 0)
-        return -ENOMEM;
-    op->shared.blocks = at;
-    for (uint32_t i = 0; count-- > 0; op->shared.placed = i++) {
-        i = team_stage_next_in_block(op, i);
-        atomic_store_explicit(&op->parts[i].shard.piece.sum, at, memory_order_relaxed);
-        at = (uint8_t *)at + size;
-    }
-    return 0;
+    uint32_t count = 0, longest = 0;
+    for (uint32_t i = 0; i < op->part_count; i++)
+        if (team_stage_lies_in_block(&op->parts[i])) {
+            longest = op->parts[i].length > longest ? op->parts[i].length : longest;
+            count++;
+        }
+    tly_blocks_plan(&op->shared.blocks, count, longest, op->credit);
 }
 
 static void team_stage_settled(struct tly_part *p)
 {
-    struct tally_op *op = p->op;
-    uint8_t *block = team_stage_lies_in_block(p) ? atomic_exchange(&p->shard.piece.sum, NULL) : NULL;
-    if (!block || op->shared.placed == op->part_count)
-        return;
-    op->shared.placed = team_stage_next_in_block(op, op->shared.placed + 1);
-    if (op->shared.placed < op->part_count)
-        tly_local_place(op->shared.engine, &op->parts[op->shared.placed].shard.piece, block);
+    uint8_t *block = team_stage_lies_in_block(p) ? p->shard.piece.sum : NULL;
+    p->shard.piece.sum = NULL;
+    if (block && tly_blocks_give(&p->op->shared.blocks, block))
+        tly_local_made_room(p->op->shared.engine);
 }
 
 /* --- the way out and back ------------------------------------------------------------------------------------ */
@@ -329,7 +304,9 @@ static int team_stage_begin(tally_comm *c, struct tally_op *op)
 {
     if (op->call->reduces)
         op->shared.op.ahead = op->credit;
-    return team_stage_is_for_all(op) ? 0 : team_stage_make_blocks(c, op);
+    if (!team_stage_is_for_all(op))
+        team_stage_plan_blocks(op);
+    return 0;
 }
 
 /* The list has come: an all-gather enters with the last of the other parts, or never if it is small. */
@@ -373,7 +350,7 @@ static int team_stage_ready_sum(struct tly_part *p)
     bool for_all = team_stage_is_for_all(op);
     if (p->index > 0) {
         if (!for_all && team_stage_carries(p) && !p->quiet)
-            atomic_store_explicit(&p->shard.piece.sum, p->landing, memory_order_relaxed);
+            p->shard.piece.sum = p->landing;
         return 0;
     }
     op->shared.op.output = for_all ? op->parts[1].landing - op->parts[1].place : NULL;
@@ -455,9 +432,7 @@ static void team_stage_withdraw(tally_comm *c, struct tally_op *op, bool over)
     if (op->shared.op.borrowed)
         tly_pool_free(op->shared.op.borrowed);
     op->shared.op.borrowed = NULL;
-    if (op->shared.blocks)
-        tly_pool_free(op->shared.blocks);
-    op->shared.blocks = NULL;
+    tly_blocks_finish(&op->shared.blocks);
     free(op->shared.result);
     op->shared.result = NULL;
 }
@@ -484,10 +459,25 @@ void tly_team_summed(void *comm, struct tly_local_piece *piece)
     if (team_stage_is_for_all(p->op))
         p->landing = piece->op->sums + piece->place;
     else
-        p->input = atomic_load(&piece->sum);
+        p->input = piece->sum;
     if (tly_call_is_sum_for_all(p->op->call))
         p->input = p->landing;
     else if (piece->from) /* staged data are copied over the caller's while services read this */
         p->input = piece->op->borrowed ? p->landing : piece->from;
     tly_stage_passed(p);
+}
+
+uint8_t *tly_team_place(void *comm, struct tly_local_piece *piece)
+{
+    tally_comm *c = comm;
+    int err;
+    uint8_t *block =
+        tly_blocks_take(&team_stage_part(piece)->op->shared.blocks, tly_local_segment(c->local), &err);
+    if (!err)
+        return block;
+    char sentence[TLY_SENTENCE];
+    snprintf(sentence, sizeof sentence, "no room for a sum of this machine's ranks: %s", tly_error());
+    tly_inbox_break(&c->inbox, -err, sentence);
+    tly_loop_wake(&c->loop);
+    return NULL;
 }

@@ -50,6 +50,7 @@ void tly_team_share(struct tly_part *p, uint64_t place, bool first);
 void tly_team_shared(struct tally_op *op, uint32_t parts, uint64_t bytes, uint64_t ahead);
 /* The engine's callbacks; from any thread. */
 void tly_team_summed(void *comm, struct tly_local_piece *piece);
+uint8_t *tly_team_place(void *comm, struct tly_local_piece *piece);
 
 /* May there be teams? */
 static inline bool tly_teams_are_listed(const struct tly_teams *t)
