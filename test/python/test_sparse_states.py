@@ -165,3 +165,38 @@ def test_state_of_another_rank(four):
     results = four(other_state)
     for values in results[1:]:
         assert all(reference.same(p, q) == 0 for p, q in zip(values, results[0]))
+
+
+def dropped(how, dense):
+    """What a rank has not sent stays as it is when a backward is dropped.  Returns whether, and the parameters behind it."""
+    import torch
+    from test_optimizer import backward
+    t = hvd()
+    model, optimizer = make()
+    train_some(model, optimizer, 12)
+    if dense:  # the next steps send all
+        t.shutdown()
+        t.init()
+    state = {key: value for key, value in optimizer.state_dict().items() if key != "sparse_chunks"}
+    optimizer.zero_grad()
+    before = optimizer.history.history.clone()
+    backward(model, *shard(99, t.rank(), t.size()))
+    if how == "join":
+        t.join()
+    else:
+        optimizer.load_state_dict(state)
+    kept = bool(optimizer.history.kept and before.any() and torch.equal(optimizer.history.history, before))
+    train_some(model, optimizer, 3)
+    return kept, [p.detach().numpy().copy() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("how", ["join", "state"])
+def test_what_is_not_sent_outlives_a_dropped_backward(how, dense):
+    job = jobs.Ranks(3, 1)
+    try:
+        results = job(dropped, how, dense)
+    finally:
+        job.close()
+    for kept, values in results:
+        assert kept and all(reference.same(p, q) == 0 for p, q in zip(values, results[0][1]))

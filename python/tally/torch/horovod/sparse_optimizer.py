@@ -46,6 +46,11 @@ class _Exchange:
         if self._failure is not None:
             raise _errors.again(self._failure)
 
+    def drop(self):
+        """Wait for what is under way, also where not all gradients are there, and change nothing: no step follows, so H stays."""
+        _failure_of(Group(self.operations))
+        self._ended = True
+
     def _end(self, history):
         if self._finite is None and self.reason is None:
             self._hear(history)
@@ -131,8 +136,8 @@ class ChunkedGradients:
             self._began(optimizer)
 
     def drop(self):
-        """Wait for the lists of a backward that did not reach all parameters, and that no step follows."""
-        _failure_of(Group(self._exchange.operations))
+        """End the exchange of a backward that no step follows."""
+        self._exchange.drop()
 
     def _began(self, optimizer):
         for one in self.slots:
