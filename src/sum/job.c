@@ -183,12 +183,11 @@ static int job_make_room(struct tly_job *job, const struct tly_roster *roster)
     job->machine = calloc(ranks, sizeof *job->machine);
     job->machines = roster->machine_count;
     job->machine_ranks = calloc(job->machines, sizeof *job->machine_ranks);
-    if (!job->by_rank || !job->gone || !job->burden || !job->joined || !job->machine || !job->machine_ranks ||
-        tly_members_begin(job, roster) != 0)
+    if (!job->by_rank || !job->gone || !job->burden || !job->joined || !job->machine || !job->machine_ranks)
         return -ENOMEM;
     for (uint32_t i = 0; i < ranks; i++)
         job->machine_ranks[job->machine[i] = roster->ranks[i].machine]++;
-    return 0;
+    return tly_members_begin(job, roster);
 }
 
 /* Ranks whose connections were open before the job began. */

@@ -39,19 +39,32 @@ static void members_destroy(struct tly_members *m)
     free(m);
 }
 
-/* A rank may have sent any list. */
-static bool members_are_nodes(const struct tly_job *job, const uint32_t *rank, uint32_t count)
+/* Its machines' ranks, or 0 if two of the list share a machine: a rank may have sent any list.  -ENOMEM. */
+static int members_count_carried(const struct tly_job *job, struct tly_members *m)
 {
-    uint32_t total = 0, at = 0;
-    for (uint32_t i = 0; i < count && total <= job->ranks; i++)
-        total += (uint32_t)job->machine_ranks[job->machine[rank[i]]];
-    for (uint32_t i = 0; i < count && total && total <= job->ranks; i++) {
-        uint32_t has = (uint32_t)job->machine_ranks[job->machine[rank[i]]];
-        if (!has || !tly_roster_is_node(0, total, at, at + has))
-            return false;
-        at += has;
+    bool *here = calloc(job->machines, sizeof *here);
+    bool twice = false;
+    for (uint32_t i = 0; here && i < m->count && !twice; i++) {
+        uint32_t machine = job->machine[m->rank[i]];
+        twice = here[machine];
+        here[machine] = true;
+        m->carried += (uint32_t)job->machine_ranks[machine];
     }
-    return total && total <= job->ranks;
+    m->carried = twice ? 0 : m->carried;
+    free(here);
+    return here ? 0 : -ENOMEM;
+}
+
+static bool members_are_nodes(const struct tly_job *job, const struct tly_members *m)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < m->count && m->carried; i++) {
+        uint32_t end = at + (uint32_t)job->machine_ranks[job->machine[m->rank[i]]];
+        if (!tly_roster_is_node(0, m->carried, at, end))
+            return false;
+        at = end;
+    }
+    return m->carried > 0;
 }
 
 static struct tly_members *members_make(struct tly_job *job, const uint32_t *rank, uint32_t count)
@@ -61,7 +74,6 @@ static struct tly_members *members_make(struct tly_job *job, const uint32_t *ran
         return NULL;
     m->rank = malloc(count * sizeof *m->rank);
     m->count = count;
-    m->nodes = members_are_nodes(job, rank, count);
     for (int i = 0; i < 2; i++) {
         m->tree[i].group_size = calloc(count, sizeof *m->tree[i].group_size);
         m->tree[i].order = calloc(count, sizeof *m->tree[i].order);
@@ -72,6 +84,11 @@ static struct tly_members *members_make(struct tly_job *job, const uint32_t *ran
         return NULL;
     }
     memcpy(m->rank, rank, count * sizeof *rank);
+    if (members_count_carried(job, m) != 0) {
+        members_destroy(m);
+        return NULL;
+    }
+    m->nodes = members_are_nodes(job, m);
     /* One balanced tree in the group's order: a rank is numbered by its place among the contributors. */
     for (int i = 0; i < 2; i++) {
         m->tree[i].groups = 1;

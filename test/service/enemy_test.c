@@ -54,6 +54,14 @@ static int set_up_larger(void **state)
     return raw_begin(RAW_MOST_RANKS, (const char *const[]){"TALLY_MEMORY=4M", NULL});
 }
 
+/* Machines of one, two, one and one ranks. */
+static int set_up_machines(void **state)
+{
+    static const uint32_t machine[] = {0, 1, 1, 2, 3};
+    tally_log_redirect(listen_to_log, NULL);
+    return raw_begin_on(machine, 5, (const char *const[]){"TALLY_MEMORY=4M", NULL});
+}
+
 static int tear_down(void **state)
 {
     raw_end();
@@ -341,6 +349,67 @@ static void test_nothing_confirmed(void **state)
         i = meet(i, i + 1000000, &pushed);
     }
     thrown_out("it confirms none of the results that it gets");
+}
+
+/* --- sums of machines that are none ---------------------------------------------------------------- */
+
+static void tell_list(int rank, uint32_t number, const uint32_t *list, uint32_t count)
+{
+    uint8_t payload[4 + 4 * 4];
+    tly_put32(payload, count);
+    for (uint32_t i = 0; i < count; i++)
+        tly_put32(payload + 4 + 4 * (size_t)i, list[i]);
+    raw_post(rank, (struct tly_frame){.type = TLY_GROUP, .group = number}, payload, 4 + 4 * (size_t)count);
+}
+
+/* A push says by its root that it is the sum of its machine's ranks, and of how many ranks all pushes are. */
+static void test_false_sums(void **state)
+{
+    static const uint8_t data[1024];
+    static const struct {
+        uint32_t list[4], count, root;
+    } cases[] = {{{0, 1, 3}, 3, 1}, /* of another number of ranks */
+                 {{0, 1, 3}, 3, 4}, {{0, 1, 3}, 3, TLY_MAX_RANKS - 1},
+                 {{1}, 1, 2},       {{1, 2}, 2, 1}, /* two ranks of a machine push the sum of both */
+                 {{1, 2}, 2, 3},    {{0}, 0, 3},    /* all ranks do */
+                 {{0}, 0, 5}};
+    static const uint8_t kinds[] = {TALLY_PUSH_PULL, TALLY_REDUCE, TALLY_REDUCE_SCATTER};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (size_t k = 0; k < sizeof kinds; k++) {
+            struct tly_frame f = raw_push(100 + i, sizeof data);
+            f.kind = kinds[k];
+            f.part = 1;
+            f.root = cases[i].root;
+            f.group = cases[i].count > 0;
+            if (f.group)
+                tell_list(1, 1, cases[i].list, cases[i].count);
+            raw_post(1, f, data, sizeof data);
+            thrown_out("a sum of more or fewer ranks than its machines have");
+        }
+}
+
+/* Ranks 1 and 2 are no node of the tree over four, so the sum goes along the tree over machines. */
+static void test_machines_that_are_no_nodes(void **state)
+{
+    static const uint32_t list[] = {0, 1, 3};
+    static float data[256];
+    struct tly_frame f = raw_push(100, sizeof data);
+    f.part = 1;
+    f.op = TALLY_AVERAGE;
+    f.group = 1;
+    f.root = 3;
+    raw_enter(3);
+    for (int i = 0; i < 3; i++) {
+        for (int k = 0; k < 256; k++)
+            data[k] = (float)(k % 50 + (int)list[i]);
+        tell_list((int)list[i], 1, list, 3);
+        raw_post((int)list[i], f, data, sizeof data);
+    }
+    for (int i = 0; i < 3; i++) {
+        raw_until(&raw.rank[list[i]].results, 1);
+        for (int k = 0; k < 256; k++)
+            assert_true(((float *)raw.rank[list[i]].result)[k] == (float)(3 * (k % 50) + 4) / 4);
+    }
 }
 
 /* The i-th of many orders of the ranks, his own among them. */
@@ -664,6 +733,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_messages_without_end, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_nothing_confirmed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_groups_without_end, set_up_larger, tear_down),
+        cmocka_unit_test_setup_teardown(test_false_sums, set_up_machines, tear_down),
+        cmocka_unit_test_setup_teardown(test_machines_that_are_no_nodes, set_up_machines, tear_down),
         cmocka_unit_test_setup_teardown(test_confirmed_too_early, set_up_traced, tear_down),
         cmocka_unit_test_setup_teardown(test_says_what_it_has_unasked, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_malformed_joins, set_up, tear_down),

@@ -144,7 +144,8 @@ void raw_begin_alone(const char *const *settings)
     assert_int_equal(tly_loop_init(&raw.loop), 0);
 }
 
-static void start(struct tly_loop *loop, uint32_t count)
+/* machine NULL: each rank is one. */
+static void start(struct tly_loop *loop, uint32_t count, const uint32_t *machine)
 {
     static struct tly_roster_rank ranks[RAW_MOST_RANKS];
     static struct tly_roster_service services[RAW_MOST_RANKS];
@@ -165,9 +166,11 @@ static void start(struct tly_loop *loop, uint32_t count)
         (struct tly_identity){.role = TLY_ROLE_SERVICE, .rank = TLY_NO_RANK, .incarnation = 7, .job = "j"};
     tly_hello_secret(NULL, raw.identity.secret);
     for (uint32_t i = 0; i < count; i++) {
-        ranks[i] = (struct tly_roster_rank){.machine = i};
+        ranks[i] = (struct tly_roster_rank){.machine = machine ? machine[i] : i};
         services[i].weight = 1;
     }
+    if (machine)
+        roster.machine_count = roster.service_count = machine[count - 1] + 1;
     assert_int_equal(tly_address_parse("127.0.0.1", 0, &at), 0);
     assert_int_equal(tly_service_create(loop, &raw.params, &raw.identity, &at, &raw.service), 0);
     services[0].incarnation = tly_service_incarnation(raw.service);
@@ -178,8 +181,13 @@ static void start(struct tly_loop *loop, uint32_t count)
 
 int raw_begin(uint32_t count, const char *const *settings)
 {
+    return raw_begin_on(NULL, count, settings);
+}
+
+int raw_begin_on(const uint32_t *machine, uint32_t count, const char *const *settings)
+{
     raw_begin_alone(settings);
-    start(NULL, count);
+    start(NULL, count, machine);
     return 0;
 }
 
@@ -189,7 +197,7 @@ int raw_begin_over(const struct tly_medium *medium, uint32_t count, const char *
     raw.library = tly_media;
     raw.only[0] = medium;
     tly_media = raw.only;
-    start(&raw.loop, count);
+    start(&raw.loop, count, NULL);
     return 0;
 }
 

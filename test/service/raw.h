@@ -43,6 +43,8 @@ extern struct raw {
 
 /* A service of a job of so many ranks, each on a machine of its own; settings: of the service, ended by NULL. */
 int raw_begin(uint32_t ranks, const char *const *settings);
+/* The same with ranks on these machines, whose numbers ascend. */
+int raw_begin_on(const uint32_t *machine, uint32_t ranks, const char *const *settings);
 /* The same over this medium alone, with the service in raw.loop: the medium's ends may have to share a loop. */
 int raw_begin_over(const struct tly_medium *medium, uint32_t ranks, const char *const *settings);
 void raw_end(void);
