@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "goodput"))
 
-from gloo import machine  # noqa: E402
+from ticks import be_observed, machine  # noqa: E402
 
 OFTEN_BYTES, MOST_OFTEN = 32 << 20, 8  # as in each.c
 
@@ -90,6 +90,8 @@ def run(each, iterations, warm_up):
         each.fill(step)
         moved = cards()
         dist.barrier()
+        if it >= 0:
+            be_observed(each.rank, dist.barrier)
         before = machine()
         begin, cpu_begin = time.perf_counter(), time.process_time()
         each.perform()
@@ -100,6 +102,7 @@ def run(each, iterations, warm_up):
             busy, ticks = busy + after[0] - before[0], ticks + after[1] - before[1]
         dist.barrier()
         if it >= 0:
+            be_observed(each.rank, dist.barrier)
             now = cards()
             sent, received = sent + now[0] - moved[0], received + now[1] - moved[1]
         wrong += each.count_wrong(step)

@@ -547,6 +547,17 @@ class Lab:
                     found[host] = (int(fields[8]), int(fields[0]))
         return found
 
+    def pids(self):
+        """The processes that run in the cluster, {pid: (parent, name)}, as this machine numbers them."""
+        found = {}
+        with contextlib.suppress(OSError):
+            cluster = os.readlink(f"/proc/{self._switch}/ns/pid")
+            for pid, what in processes().items():
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/ns/pid") == cluster:
+                        found[pid] = what
+        return found
+
     # --- work
 
     def start(self, host, argv, env=None, folder=None, apart=False, inherit=True):
