@@ -132,6 +132,7 @@ class CrossBarrier(Deferring, _Distributed):
                 self._units[slot.number].refuse(slot, error)
         self._hear_frozen()
         self._expect_all()
+        self._forget_step()
         return error
 
     def _has_landed(self):

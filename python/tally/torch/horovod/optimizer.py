@@ -405,19 +405,24 @@ class _Distributed(Shared):
     def _abandon(self):
         """End the step of a backward that no step() follows.  The other ranks may have reached parameters that this one has not:
         zeros stand for these gradients, as at the end of each step."""
-        due = False
+        due, frozen = False, self._frozen
         if (_job.is_initialized() and self._agreed == _job.generation()
                 and any(slot.delay <= 0 for slot in self._update)):
             self._submit_rest()
             self._hear_frozen()
-            due = self._layout.is_due(self._order)
+            due, frozen = self._layout.is_due(self._order), None
         self._drop()
+        self._frozen = frozen
         try:
             if due:
                 self._layout.make(self)
         except _errors.Error as error:  # what is loaded counts nonetheless
             if _where.is_handlers(error):
                 raise
+
+    def _forget_step(self):
+        """No reductions are left."""
+        self._handles, self._sent, self._frozen = {}, {}, None  # at once, for signal handlers
 
     def _drop(self):
         """Wait for the reductions of a backward that no step follows, and forget them."""
@@ -436,7 +441,7 @@ class _Distributed(Shared):
         For code that must see reduced gradients before the step, such as clipping; call step() in skip_synchronize()
         then.
         Raises Error, after all have ended, if a reduction failed, or if a gradient was changed in flight (unless
-        through .data).
+        through .data).  If a signal handler breaks it off, the next call goes on.
         """
         failure = self._submit_missing()
         frozen_failure = self._hear_frozen()
@@ -451,6 +456,7 @@ class _Distributed(Shared):
                 try:
                     result = handle.wait()
                     if isinstance(handle, SparseReduction):
+                        self._forget(slot)
                         slot.p.grad = result
                 except Exception as error:  # also of a user's compression
                     if _where.is_handlers(error):
@@ -459,8 +465,7 @@ class _Distributed(Shared):
         failure = failure or frozen_failure
         self._reduced(failure)
         self._expect_all()
-        self._handles.clear()
-        self._sent.clear()
+        self._forget_step()
         self._synchronized, self._unscaled = True, False
         try:
             if due:
@@ -505,9 +510,7 @@ class _Distributed(Shared):
 
     def _hear_frozen(self):
         """Learn whether ranks have frozen other parameters.  Returns the Error, or None."""
-        error = None if self._frozen is None else self._compared(self._frozen[0])
-        self._frozen = None
-        return error
+        return None if self._frozen is None else self._compared(self._frozen[0])
 
     def _compared(self, handle):
         """As _hear_frozen(), from this comparison's handle.

@@ -92,12 +92,13 @@ class Order:
         return zeros
 
     def heard(self, words):
-        """The sum of what all ranks' begin() returned for this step."""
+        """The sum of what all ranks' begin() returned for this step.  It may be heard again, behind a signal handler."""
         if not any(words):
             return
         order = sorted(range(self.count), key=words.__getitem__)
-        if [words[number] for number in order] == list(range(1, self.count + 1)):
-            self._pending.append((self._step + STEPS_AHEAD, order))
+        entry = self._step + STEPS_AHEAD, order
+        if [words[number] for number in order] == list(range(1, self.count + 1)) and entry not in self._pending:
+            self._pending.append(entry)
 
     def next(self):
         """The order that counts from the next step on, if a new one does, else None."""

@@ -6,12 +6,15 @@ equal length.  The history H has the same layout: the gradients that this rank h
     add()       for each parameter, G = gradient + H, and the L1 norms of G by chunk, in one pass
     message()   the norms, which the ranks add up
     choose()    the next step sends the chunks with the largest norms
-    put_off()   H = G, then G = 0, for each chunk that is not in `chosen`
+    put_off()   H = G, then G = 0, for each chunk that is not in `sent`
     (meanwhile the ranks average the chosen chunks, in place in G; nothing here communicates)
     settle()    H = 0 for each chunk that was sent.  So all ranks have equal gradients
     update()    SGD on the chunks that were sent; elsewhere parameters and momentum stay
 
 Parameters of fewer than two dimensions (biases, normalization) lie behind the others, in one chunk that is always sent.
+
+A step in which something fails ends without settle().  If the norms had come by then, H has the gradients of the chunks that are
+not sent; of the others it is as it was.  So no gradient counts twice, unless code repeats the backward.
 
 `Chunks` is the same on all ranks, `History` is a rank's own.  sparse_optimizer.py takes these steps in a job, and
 bench/gradientflow/simulation.py plays all ranks in one process.  Before ranks agree on a layout, steps send everything:
@@ -27,6 +30,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import typing
 import warnings
 
 import torch
@@ -90,6 +94,17 @@ class GradientLayout:
                 if name in other.begins]
 
 
+class Told(typing.NamedTuple):
+    """What all ranks hear of a step.
+
+    finite: whether all values were.  sent, step, chosen: those of Chunks behind the step."""
+
+    finite: bool
+    sent: torch.Tensor
+    step: int
+    chosen: torch.Tensor
+
+
 class Chunks:
     """The chunks of a layout: which are sent, and how many steps each one's update is behind.  The same on all ranks.
 
@@ -118,31 +133,40 @@ class Chunks:
         and of equal ones the first is chosen.
 
         norms: float32 [count]."""
-        number = max(1, round(self.options.share_at(self.step) * self.count))
-        self.chosen = torch.ones_like(self.chosen)
-        self.chosen[:self.count] = False
-        self.chosen[torch.sort(norms, descending=True, stable=True).indices[:number]] = True
+        self.chosen = self._largest(norms, self.step)
+
+    def _largest(self, norms, step):
+        number = max(1, round(self.options.share_at(step) * self.count))
+        largest = torch.ones_like(self.chosen)
+        largest[:self.count] = False
+        largest[torch.sort(norms, descending=True, stable=True).indices[:number]] = True
+        return largest
+
+    def read(self, message):
+        """What goes on behind a step's exchange, for go_on().  Changes nothing.
+
+        message: the sum of all ranks' History.message()."""
+        told = int(message[-1].item())  # by rank 0: another rank may have missed steps while it had joined
+        step = self._after(told - 1 if told else self.step)
+        return Told(message[-2].item() == 0, self.chosen, step, self._largest(message[:self.count], step))
+
+    def go_on(self, told):
+        """End a step's exchange.  told: from read()."""
+        self.sent, self.step, self.chosen = told.sent, told.step, told.chosen
 
     def heard(self, message):
-        """End a step's exchange.
-
-        message: the sum of all ranks' History.message().
-        Returns whether all values were finite."""
-        self.sent = self.chosen
-        finite, told = message[-2].item() == 0, int(message[-1].item())
-        if told:  # by rank 0: another rank may have missed steps while it had joined
-            self.step = told - 1
-        self._count_step()
-        self.choose(message[:self.count])
-        return finite
+        """read() and go_on().  Returns whether all values were finite."""
+        told = self.read(message)
+        self.go_on(told)
+        return told.finite
 
     def heard_dense(self):
         """End a step that has sent everything, without messages."""
         self.sent = torch.ones_like(self.chosen)
-        self._count_step()
+        self.step = self._after(self.step)
 
-    def _count_step(self):
-        self.step = min(self.step + 1, self.options.warm_up)
+    def _after(self, step):
+        return min(step + 1, self.options.warm_up)
 
     def of(self, name):
         """The numbers of the chunks in which a parameter's gradient lies."""
@@ -228,6 +252,7 @@ class History:
         self.gradients = _zeros(layout.length)
         self.history = _zeros(layout.length)
         self.kept = False  # H is not all zeros
+        self._put = None, 0  # (Chunks.sent of a step, how many halves of put_off()'s runs are done)
         self._keep = keep
         # A parameter's pieces: what of it lies in one chunk.  Each has a norm; a chunk's is their sum, in order.
         self._pieces, numbers = {}, []
@@ -274,16 +299,25 @@ class History:
         return torch.cat([norms[:-1], torch.tensor(more, dtype=torch.float32, device="cpu")])
 
     def put_off(self):
-        """H = G, then G = 0, for what this step does not send, behind Chunks.heard().  The other chunks may be in flight."""
-        for begin, end, sent in self.chunks.runs(self.chunks.sent):
+        """H = G, then G = 0, for what this step does not send, behind Chunks.go_on().  The other chunks may be in flight.
+
+        If a signal handler breaks it off, the next call does the rest.  Each half of a run may be done twice, before it counts."""
+        of = self.chunks.sent
+        if self._put[0] is not of:
+            self._put = of, 0
+        for number, (begin, end, sent) in enumerate(self.chunks.runs(of)):
             if not sent:
                 history, gradients = self.history[begin:end], self.gradients[begin:end]
-                history.copy_(gradients) if self._keep == 1 else torch.mul(gradients, self._keep, out=history)
-                gradients.zero_()
-                self.kept = True
+                if self._put[1] <= 2 * number:
+                    history.copy_(gradients) if self._keep == 1 else torch.mul(gradients, self._keep, out=history)
+                    self.kept = True
+                    self._put = of, 2 * number + 1
+                if self._put[1] <= 2 * number + 1:
+                    gradients.zero_()
+                    self._put = of, 2 * number + 2
 
     def settle(self, finite):
-        """End a step, once all that is sent is there.  finite: what Chunks.heard() returned.  If so, behind put_off(): H = 0 for
+        """End a step, once all that is sent is there.  finite: as in Told.  If so, behind put_off(): H = 0 for
         what was sent.  Otherwise H stays and G is NaN, on all ranks."""
         layout = self.chunks.layout
         if not finite:

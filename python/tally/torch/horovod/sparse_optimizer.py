@@ -36,11 +36,11 @@ class _Exchange:
 
     def __init__(self, unit):
         self._unit, self.operations, self.norms, self.reason = unit, [], None, None
-        self._finite = None  # whether all ranks' gradients are; None: not heard
+        self._told = None  # what all ranks hear of the step
         self._ended, self._failure = False, None
 
     def wait(self):
-        """Wait for all, and settle the step once."""
+        """Wait for all, and settle the step once.  If a signal handler breaks it off, the next call goes on."""
         if not self._ended:
             self._end(self._unit.history)
         if self._failure is not None:
@@ -52,20 +52,22 @@ class _Exchange:
         self._ended = True
 
     def _end(self, history):
-        if self._finite is None and self.reason is None:
+        if self.reason is None:
             self._hear(history)
         failure = _failure_of(Group(self.operations)) or self.reason
         if failure is None:
-            history.settle(self._finite)
+            history.settle(self._told.finite)
         else:
             history.chunks.choose_all()
         self._ended, self._failure = True, failure
 
     def _hear(self, history):
         """Put off what is not sent, while lists are on their way.  When the norms have come, all ranks have started all lists."""
-        if _failure_of(self.norms) is None:
-            self._finite = history.chunks.heard(self.norms.wait())
-            if self._finite:
+        if self._told is None and _failure_of(self.norms) is None:
+            self._told = history.chunks.read(self.norms.wait())
+        if self._told is not None:
+            history.chunks.go_on(self._told)
+            if self._told.finite:
                 history.put_off()
 
 

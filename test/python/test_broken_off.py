@@ -1,0 +1,79 @@
+"""Steps of a DistributedOptimizer that a signal handler breaks off, at any line: the next call goes on."""
+
+import sys
+
+import pytest
+
+import reference
+from test_ops import hvd
+
+
+class BrokenOff(BaseException):
+    """As KeyboardInterrupt, which pytest would take for its own."""
+
+
+SYNCHRONIZE = {"synchronize", "_hear_frozen", "_compared", "wait", "_end", "_hear", "_failure_of", "read", "go_on", "put_off", "settle",
+               "runs", "choose_all", "_reduced"}
+
+
+def break_off(optimizer, names=SYNCHRONIZE):
+    """Call synchronize() until it ends.  It is broken off at its first line, the next time at its second one, and so on, in the
+    functions of these names.  Returns how often."""
+    def of_optimizer(frame, event, _):
+        path = frame.f_code.co_filename
+        return line if "/torch/horovod/" in path and frame.f_code.co_name in names else None
+
+    def line(frame, event, _):
+        nonlocal left
+        if event == "line" and optimizer._handles:  # while a step is open
+            left -= 1
+            if not left:
+                raise BrokenOff
+        return line
+
+    for number in range(1, 10000):
+        left = number
+        sys.settrace(of_optimizer)
+        try:
+            optimizer.synchronize()
+            return number - 1
+        except BrokenOff:
+            pass
+        finally:
+            sys.settrace(None)
+
+
+def model_of(kind):
+    import torch
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(10, 16, sparse=kind == "embedding")
+    return torch.nn.Sequential(table, *(torch.nn.Linear(16, 16) for _ in range(8)))
+
+
+def train(kind, broken):
+    """(the parameters behind some steps, how often each has been broken off on rank 1)."""
+    import torch
+    t = hvd()
+    model, counts = model_of(kind), []
+    options = {"sparse": t.SparseChunks(0.3, 0, 64)} if kind == "chunks" else {"lazy": 4096 * (kind == "ranges")}
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), **options)
+    draw = torch.Generator().manual_seed(t.rank())
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randint(10, (4,), generator=draw)).square().sum().backward()
+        if broken and t.rank() == 1:
+            counts.append(break_off(optimizer))
+        else:
+            optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    assert bool(optimizer._layout.ranges) == (kind in ("chunks", "ranges"))
+    return [p.detach().numpy().copy() for p in model.parameters()], counts
+
+
+@pytest.mark.parametrize("kind", ("plain", "embedding", "ranges", "chunks"))
+def test_a_step_is_broken_off(three, kind):
+    plain, broken = three(train, kind, False), three(train, kind, True)
+    assert min(broken[1][1]) > 20, broken[1][1]
+    for values, _ in broken:
+        assert all(reference.same(p, q) == 0 for p, q in zip(values, plain[0][0]))
