@@ -362,6 +362,42 @@ def test_a_ranges_gradients_are_copied_together(two):
     assert ranges and counts == ranges
 
 
+def without_memory():
+    """Whether gradients are what they were behind an exception as their range starts; and whether the step goes on."""
+    import torch
+    from tally.torch import pool
+    t = hvd()
+    model, optimizer, step, backward = small(1024)
+    for _ in range(4):
+        step()
+    p = optimizer._layout.ranges[0].slots[1].p
+    kept = p.grad  # so that the range moves, to memory that there is not
+    optimizer.zero_grad()
+    own, real = [torch.full_like(q, t.rank() + 1.0) for q in model.parameters()], pool.mmap.mmap
+
+    def none(*_, **__):
+        pool.mmap.mmap = real
+        raise KeyboardInterrupt
+
+    pool.mmap.mmap = none
+    try:
+        sum(q.sum() for q in model.parameters()).mul(t.rank() + 1).backward()
+        broken_off = False
+    except KeyboardInterrupt:
+        broken_off = True
+    same = [torch.equal(q.grad, one) for q, one in zip(model.parameters(), own) if q.grad is not None]
+    late = [q for q in model.parameters() if q.grad is None]
+    for q in late:
+        q.grad = torch.full_like(q, t.rank() + 1.0)
+    optimizer.synchronize()
+    mean = (t.size() + 1) / 2
+    return broken_off, len(same) > 1, all(same), all(bool((q.grad == mean).all()) for q in model.parameters()), kept is not p.grad
+
+
+def test_an_exception_as_a_range_starts(two):
+    assert two(without_memory) == [(True,) * 5] * 2
+
+
 # --- what changes under way -------------------------------------------------------------------------------------
 
 

@@ -69,8 +69,8 @@ class Places:
         ordinary memory if `ordinary`, else gradients stay where they are.
 
     Autograd cannot write to a place.  So a gradient that backward has made elsewhere is copied to its place, which then is
-    the parameter's `grad`, as with DistributedDataParallel's gradient_as_bucket_view.  It stays there as long as gradients
-    are set to zero.  If they are set to None, each backward's gradient is copied, while the cache still holds it.  These
+    the parameter's `grad`, as with DistributedDataParallel's gradient_as_bucket_view.  So until synchronize() has ended, `grad`
+    may become another tensor.  It stays there as long as gradients are set to zero.  If they are set to None, each backward's gradient is copied, while the cache still holds it.  These
     gradients stay where they are: sparse, not contiguous, on a device, with a graph of their own, or of a parameter whose
     shape or type has changed.
     """
@@ -154,7 +154,7 @@ class Places:
     def place(self, p, late=None):
         """Move p.grad to its place, if possible.  Returns whether it is there.
 
-        late: a list for copy(), which is to be called with it before anything reads the place."""
+        late: a list for copy(), which moves it.  Until then p.grad stays as it is."""
         place, gradient = self.at(p), p.grad
         if place is None or gradient is place:
             return place is not None
@@ -170,12 +170,14 @@ class Places:
             place = self._at[id(p)]
         if late is None:
             place.copy_(gradient)
+            p.grad = place
         else:
-            late.append((p, gradient))
-        p.grad = place
+            late.append(p)
         return True
 
     def copy(self, late):
-        """Copy gradients that place() has left where they are."""
+        """Move gradients that place() has left where they are."""
         if late:
-            patches.copy_together([self._at[id(p)] for p, _ in late], [gradient for _, gradient in late])
+            patches.copy_together([self._at[id(p)] for p in late], [p.grad for p in late])
+        for p in late:
+            p.grad = self._at[id(p)]
