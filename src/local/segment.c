@@ -379,9 +379,11 @@ static int segment_alloc_shared(struct tly_segment *s, uint64_t bytes, bool borr
     if (b)
         b->borrowed = borrowed;
     pthread_mutex_unlock(&lock);
-    if (!b)
-        return tly_fail(ENOMEM, "%llu MB are more than what is left of %llu MB of shared memory",
-                        (unsigned long long)bytes >> 20, (unsigned long long)s->bytes >> 20);
+    if (!b) {
+        char text[TLY_BYTES_TEXT];
+        return tly_fail(ENOMEM, "%s are more than what is left of %llu MB of shared memory",
+                        tly_bytes_text(bytes, text), (unsigned long long)s->bytes >> 20);
+    }
     int err = 0;
     if (!b->dirty)
         err = segment_has_room(s, bytes) ? segment_populate(s->fd, s->base, b->at, bytes)

@@ -355,9 +355,9 @@ static void test_nothing_confirmed(void **state)
 
 static void tell_list(int rank, uint32_t number, const uint32_t *list, uint32_t count)
 {
-    uint8_t payload[4 + 4 * 4];
+    uint8_t payload[4 + 4 * RAW_MOST_RANKS];
     tly_put32(payload, count);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count && i < RAW_MOST_RANKS; i++)
         tly_put32(payload + 4 + 4 * (size_t)i, list[i]);
     raw_post(rank, (struct tly_frame){.type = TLY_GROUP, .group = number}, payload, 4 + 4 * (size_t)count);
 }

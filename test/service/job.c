@@ -378,6 +378,51 @@ void job_run(struct job *j)
     job_clear(j);
 }
 
+static void kill_one(struct job *j, pid_t *pid, atomic_int *stage, int at)
+{
+    job_start(j);
+    job_await(stage, at);
+    kill(*pid, SIGKILL);
+    for (int rank = 0; rank < j->ranks; rank++) {
+        int expected = pid == &j->rank_pid[rank] ? 128 + SIGKILL : 0;
+        if (job_wait_rank(j, rank) != expected) {
+            char text[60];
+            snprintf(text, sizeof text, "rank %d does not end with status %d", rank, expected);
+            fail_job(j, text);
+        }
+    }
+    job_clear(j);
+}
+
+void job_kill_rank(struct job *j, atomic_int *stage, int at)
+{
+    kill_one(j, &j->rank_pid[1], stage, at);
+}
+
+void job_kill_tallyd(struct job *j, atomic_int *stage, int at)
+{
+    kill_one(j, &j->tallyd_pid[0], stage, at);
+}
+
+int job_layout(const char *layout, int machine[JOB_MOST_RANKS])
+{
+    int ranks = 0;
+    for (; layout[ranks]; ranks++)
+        machine[ranks] = layout[ranks] - 'a';
+    return ranks;
+}
+
+int job_reduction(int dtype, int reduction)
+{
+    bool complex = dtype == TALLY_COMPLEX64 || dtype == TALLY_COMPLEX128;
+    bool whole = dtype >= TALLY_INT8 && !complex;
+    if (reduction >= TALLY_BAND && !whole)
+        reduction = TALLY_AVERAGE;
+    if (complex && (reduction == TALLY_MIN || reduction == TALLY_MAX))
+        reduction = TALLY_PRODUCT;
+    return dtype == TALLY_BOOL && reduction == TALLY_AVERAGE ? TALLY_SUM : reduction;
+}
+
 /* --- in a rank ------------------------------------------------------------------------------------ */
 
 tally_comm *job_open(void)
@@ -436,4 +481,22 @@ void job_leave(tally_comm *c)
     job_barrier(c); /* or somebody goes on and pushes while others still look */
     CHECK(tally_comm_status(c, NULL) == 0);
     CHECK(tally_comm_close(c) == 0);
+}
+
+void *job_memory(tally_comm *c, size_t bytes, bool pooled)
+{
+    void *m = NULL;
+    if (pooled)
+        CHECK(tally_alloc(c, bytes + 1, &m) == 0);
+    else
+        CHECK((m = malloc(bytes + 1)));
+    return m;
+}
+
+void job_give_back(void *memory, bool pooled)
+{
+    if (pooled)
+        CHECK(tally_free(memory) == 0);
+    else
+        free(memory);
 }

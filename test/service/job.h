@@ -15,7 +15,7 @@
 
 #include "tally/tally.h"
 
-enum { JOB_MOST_RANKS = 16, JOB_MOST_TALLYDS = 8 };
+enum { JOB_MOST_RANKS = 72, JOB_MOST_TALLYDS = 8 };
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { UNDER_SANITIZER = 1 };
@@ -88,6 +88,13 @@ int job_long(void);
 
 /* A job from its start to its end. */
 void job_run(struct job *j);
+/* Start it, and once *stage is `at` kill rank 1, or tallyd 0.  All other ranks must end well. */
+void job_kill_rank(struct job *j, atomic_int *stage, int at);
+void job_kill_tallyd(struct job *j, atomic_int *stage, int at);
+/* Fill in the machines of ranks, of which each letter names one.  Returns how many ranks there are. */
+int job_layout(const char *layout, int machine[JOB_MOST_RANKS]);
+/* This reduction, or another if the type does not have it. */
+int job_reduction(int dtype, int reduction);
 
 /* In a rank. */
 tally_comm *job_open(void);
@@ -96,6 +103,9 @@ struct tally_options job_in(tally_group *g);
 int job_ends(tally_op *op);
 void job_expect(tally_op *op, int err);
 void job_barrier(tally_comm *c);
+/* Memory of a tensor, from the pool or of this process alone; it may be empty. */
+void *job_memory(tally_comm *c, size_t bytes, bool pooled);
+void job_give_back(void *memory, bool pooled);
 /* What all services have of it. */
 unsigned long long job_bytes_in_use(tally_comm *c);
 /* Close it; the services must have given all memory back. */

@@ -556,9 +556,7 @@ static void run_all(int (*main)(int rank, void *arg), const char *layout, int ta
 {
     int machine[JOB_MOST_RANKS];
     struct board *b = job_shared(sizeof *b);
-    for (int i = 0; layout[i]; i++)
-        machine[i] = layout[i] - 'a';
-    struct job j = {.ranks = (int)strlen(layout),
+    struct job j = {.ranks = job_layout(layout, machine),
                     .tallyds = tallyds,
                     .machine = machine,
                     .main = main,

@@ -106,13 +106,7 @@ static void test_rank_killed(void **state)
     for (int i = 0; i < (UNDER_SANITIZER ? 2 : 6); i++) {
         struct board *b = new_board();
         struct job j = {.ranks = 3, .machine = together, .main = until_failure, .arg = b};
-        job_start(&j);
-        job_await(&b->stage, 10 + 7 * i);
-        kill(j.rank_pid[1], SIGKILL);
-        assert_int_equal(job_wait_rank(&j, 0), 0);
-        assert_int_equal(job_wait_rank(&j, 2), 0);
-        assert_int_equal(job_wait_rank(&j, 1), 128 + SIGKILL);
-        job_clear(&j);
+        job_kill_rank(&j, &b->stage, 10 + 7 * i);
     }
 }
 

@@ -17,6 +17,7 @@ enum { REACHING, THROUGH_SERVICE, STAGED, RUNS };
 enum { CASES = 60, MOST = 300000 };
 
 struct board {
+    atomic_int stage;
     uint64_t hash[RUNS][JOB_MOST_RANKS][CASES];
     int run;
 };
@@ -55,11 +56,7 @@ static struct trial trial_of(int i, int size)
                       .scatters = i / 2 % 2,
                       .in_place = i % 5 < 2,
                       .count = counts[(i * 5 + i / 7) % 7]};
-    bool complex = t.dtype == TALLY_COMPLEX64 || t.dtype == TALLY_COMPLEX128;
-    if (t.dtype == TALLY_BOOL && t.reduction == TALLY_AVERAGE)
-        t.reduction = TALLY_SUM;
-    if (complex && (t.reduction == TALLY_MIN || t.reduction == TALLY_MAX))
-        t.reduction = TALLY_PRODUCT;
+    t.reduction = job_reduction(t.dtype, t.reduction);
     t.options.size = sizeof t.options;
     if (t.dtype != TALLY_BOOL) {
         t.options.prescale = i % 4 ? 0 : 0.5;
@@ -67,24 +64,6 @@ static struct trial trial_of(int i, int size)
     }
     divide(&t, i, size);
     return t;
-}
-
-static void *take_memory(tally_comm *c, bool pool, size_t bytes)
-{
-    void *p = NULL;
-    if (pool)
-        CHECK(tally_alloc(c, bytes, &p) == 0);
-    else
-        CHECK((p = malloc(bytes + 1)));
-    return p;
-}
-
-static void give_memory(bool pool, void *p)
-{
-    if (pool)
-        CHECK(tally_free(p) == 0);
-    else
-        free(p);
 }
 
 /* It has gone through shared memory, as far as that can be seen: of one that ended at once there is nothing left. */
@@ -106,7 +85,7 @@ static uint64_t attempt(tally_comm *c, const struct trial *t, int rank, bool poo
            gets = t->scatters ? t->counts[rank] * element
                   : root      ? bytes
                               : 0;
-    uint8_t *in = take_memory(c, pool_in, bytes), *apart = take_memory(c, pool_out, bytes);
+    uint8_t *in = job_memory(c, bytes, pool_in), *apart = job_memory(c, bytes, pool_out);
     for (size_t at = 0; at < bytes; at += 8) {
         uint64_t x = job_random(seed);
         memcpy(in + at, &x, bytes - at < 8 ? bytes - at : 8);
@@ -127,8 +106,8 @@ static uint64_t attempt(tally_comm *c, const struct trial *t, int rank, bool poo
     for (size_t at = t->in_place ? 0 : gets; at < bytes; at++)
         CHECK(apart[at] == 0x5a);
     uint64_t h = job_hash(out, gets);
-    give_memory(pool_in, in);
-    give_memory(pool_out, apart);
+    job_give_back(in, pool_in);
+    job_give_back(apart, pool_out);
     return h;
 }
 
@@ -248,12 +227,135 @@ static void test_disagreement(void **state)
     job_run(&(struct job){.ranks = 3, .machine = together, .main = disagree});
 }
 
+/* --- a rank dies, or joins ------------------------------------------------------------------------- */
+
+enum { THREE = 3, SHORT = 1200, LONG = 150000 }; /* ranks; floats, neither of which travel in posts */
+
+/* The n-th reduce or reduce-scatter, and its buffers: in private memory, in the pool, or one here and one there. */
+struct share {
+    float *in, *out;
+    size_t count;
+    bool pooled_in, pooled_out;
+    int n;
+    tally_op *op;
+};
+
+static void prepare_share(tally_comm *c, struct share *s, int rank, int n)
+{
+    *s = (struct share){
+        .count = n / 3 % 2 ? SHORT : LONG, .pooled_in = (n + rank) % 4 > 1, .pooled_out = n % 4 > 1, .n = n};
+    s->in = job_memory(c, s->count * sizeof *s->in, s->pooled_in);
+    s->out = job_memory(c, s->count * sizeof *s->out, s->pooled_out);
+    for (size_t i = 0; i < s->count; i++)
+        s->in[i] = (float)(rank + (int)((i + (size_t)n) % 100));
+}
+
+static int submit_share(tally_comm *c, struct share *s)
+{
+    const size_t piece = s->count / THREE, pieces[] = {piece, piece, piece};
+    s->op = NULL;
+    if (s->n % 2)
+        return tally_reduce_scatter(c, NULL, s->in, s->out, pieces, TALLY_FLOAT32, TALLY_SUM, NULL, &s->op);
+    return tally_reduce(c, NULL, s->in, s->out, s->count, TALLY_FLOAT32, TALLY_SUM, s->n % THREE, NULL,
+                        &s->op);
+}
+
+static void check_share(const struct share *s, int rank)
+{
+    size_t piece = s->count / THREE, begin = s->n % 2 ? (size_t)rank * piece : 0;
+    size_t wanted = s->n % 2 ? piece : rank == s->n % THREE ? s->count : 0;
+    for (size_t i = 0; i < wanted; i++)
+        CHECK(s->out[i] == (float)(THREE * ((begin + i + (size_t)s->n) % 100) + 3));
+}
+
+static void forget_share(struct share *s)
+{
+    job_give_back(s->in, s->pooled_in);
+    job_give_back(s->out, s->pooled_out);
+}
+
+static int until_failure(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = job_open();
+    struct share s;
+    int err = 0;
+    for (int n = 0; !err; n++) {
+        prepare_share(c, &s, rank, n);
+        err = submit_share(c, &s);
+        err = err ? err : tally_op_wait(s.op, -1);
+        if (s.op)
+            tally_op_free(s.op);
+        if (!err) {
+            check_share(&s, rank);
+            forget_share(&s);
+        }
+        atomic_fetch_add(&b->stage, 1);
+    }
+    CHECK(err == -ECONNRESET);
+    CHECK_HOLDS(tally_error(), "rank 1 on");
+    memset(s.out, 0, s.count * sizeof *s.out); /* ours again */
+    CHECK(tally_comm_close(c) == 0);
+    for (size_t i = 0; i < s.count; i++)
+        CHECK(s.out[i] == 0);
+    forget_share(&s);
+    return 0;
+}
+
+static void test_rank_killed(void **state)
+{
+    for (int i = 0; i < (UNDER_SANITIZER ? 2 : 8); i++) {
+        struct board *b = job_shared(sizeof *b);
+        struct job j = {.ranks = THREE, .machine = together, .main = until_failure, .arg = b};
+        job_kill_rank(&j, &b->stage, 20 + 11 * i);
+    }
+}
+
+/* Rank 1 joins while what it has submitted is under way: that ends well.  What it has not submitted is refused. */
+static int one_joins(int rank, void *arg)
+{
+    enum { BEFORE = 12, BEHIND = 6, TURNS = UNDER_SANITIZER ? 2 : 6 };
+    static struct share s[BEFORE + BEHIND];
+    tally_comm *c = job_open();
+    tally_op *join;
+    for (int turn = 0; turn < TURNS; turn++) {
+        const int count = rank == 1 ? BEFORE : BEFORE + BEHIND;
+        for (int n = 0; n < count; n++) {
+            prepare_share(c, &s[n], rank, n + turn);
+            CHECK(submit_share(c, &s[n]) == 0);
+        }
+        if (rank == 1)
+            CHECK(tally_join(c, NULL, &join) == 0);
+        for (int n = 0; n < count; n++) {
+            int err = tally_op_wait(s[n].op, -1);
+            CHECK(err == (n < BEFORE ? 0 : -EINVAL));
+            if (err)
+                CHECK_HOLDS(tally_op_error(s[n].op), "rank 1 has joined");
+            else
+                check_share(&s[n], rank);
+            tally_op_free(s[n].op);
+            forget_share(&s[n]);
+        }
+        if (rank != 1)
+            CHECK(tally_join(c, NULL, &join) == 0);
+        job_expect(join, 0);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_rank_joins(void **state)
+{
+    job_run(&(struct job){
+        .ranks = THREE, .machine = together, .main = one_joins, .settings = {"TALLY_TIMEOUT=60"}});
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_many_at_once),
-        cmocka_unit_test(test_disagreement),
+        cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_disagreement), cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_rank_joins),
     };
     return cmocka_run_group_tests_name("local_shares", tests, NULL, NULL);
 }

@@ -2,7 +2,6 @@
  * nothing else of the buffer is touched, whatever the layout; ranks that mean other ranges hear of it. */
 #include <errno.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <string.h>
 
 #include "job.h"
@@ -114,9 +113,7 @@ static void run_layout(const char *layout, int tallyds, const char *setting, boo
     struct board *b = job_shared(sizeof *b);
     b->private_only = private_only;
     int machine[JOB_MOST_RANKS];
-    for (int i = 0; layout[i]; i++)
-        machine[i] = layout[i];
-    job_run(&(struct job){.ranks = (int)strlen(layout),
+    job_run(&(struct job){.ranks = job_layout(layout, machine),
                           .tallyds = tallyds,
                           .machine = machine,
                           .main = all_lists,
@@ -177,12 +174,7 @@ static void test_tallyd_killed(void **state)
                         .main = rounds,
                         .arg = b,
                         .settings = {"TALLY_PART_BYTES=16K"}};
-        job_start(&j);
-        job_await(&b->stage, 30);
-        kill(j.tallyd_pid[0], SIGKILL);
-        for (int rank = 0; rank < 4; rank++)
-            assert_int_equal(job_wait_rank(&j, rank), 0);
-        job_clear(&j);
+        job_kill_tallyd(&j, &b->stage, 30);
     }
 }
 

@@ -1,9 +1,7 @@
 /* team_calls_test.c - broadcasts, reduces and reduce-scatters of several machines with several ranks on each, and what groups of
  * their ranks do: whatever the layout, the group, the root, the lengths, the memory and the order, the bits are those of ranks that
- * push for themselves; who dies, joins or disagrees is named as ever. */
-#include <errno.h>
+ * push for themselves. */
 #include <setjmp.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -19,8 +17,7 @@ enum { OPS = UNDER_SANITIZER ? 60 : 150, ABREAST = 3, MOST_COUNT = 200000, MOST 
 enum call { BROADCAST, REDUCE, SCATTER, CALLS, SUM = CALLS, GATHER, ALL_CALLS };
 
 struct board {
-    atomic_int stage;
-    int run, rounds;
+    int run;
     bool private_only; /* no rank may reach into another's memory */
     char layout[JOB_MOST_RANKS + 1];
     uint64_t hash[2][OPS];
@@ -54,14 +51,7 @@ static struct what what_of(int i, const struct crowd *crowd)
                      .root = i * 7 % crowd->n,
                      .count = counts[(i * 5 + i / 8) % 8],
                      .in_place = i / ALL_CALLS % 3 == 0};
-    bool complex = w.dtype == TALLY_COMPLEX64 || w.dtype == TALLY_COMPLEX128;
-    bool whole = w.dtype >= TALLY_INT8 && !complex;
-    if (w.reduction >= TALLY_BAND && !whole)
-        w.reduction = TALLY_AVERAGE;
-    if (complex && (w.reduction == TALLY_MIN || w.reduction == TALLY_MAX))
-        w.reduction = TALLY_PRODUCT;
-    if (w.dtype == TALLY_BOOL && w.reduction == TALLY_AVERAGE)
-        w.reduction = TALLY_SUM;
+    w.reduction = job_reduction(w.dtype, w.reduction);
     w.element = tally_dtype_size((enum tally_dtype)w.dtype);
     w.options = (struct tally_options){.size = sizeof w.options, .priority = i % 3, .group = crowd->group};
     if (w.call != BROADCAST && w.call != GATHER && w.dtype != TALLY_BOOL && w.reduction < TALLY_BAND) {
@@ -86,24 +76,6 @@ struct under_way {
     bool pooled, wants;
     tally_op *op;
 };
-
-static void *memory(tally_comm *c, size_t bytes, bool pooled)
-{
-    void *m;
-    if (pooled)
-        CHECK(tally_alloc(c, bytes + 1, &m) == 0);
-    else
-        CHECK((m = malloc(bytes + 1)));
-    return m;
-}
-
-static void give_back(void *m, bool pooled)
-{
-    if (pooled)
-        CHECK(tally_free(m) == 0);
-    else
-        free(m);
-}
 
 static void fill(void *at, size_t bytes, int rank, int i)
 {
@@ -154,12 +126,12 @@ static void begin(tally_comm *c, const struct crowd *crowd, struct under_way *u,
     u->in_bytes = all * w->element;
     size_t out = w->call == SCATTER ? counts[crowd->own] : w->call == GATHER ? all * (size_t)ranks : all;
     u->out_bytes = out * w->element;
-    u->in = memory(c, u->in_bytes, u->pooled);
+    u->in = job_memory(c, u->in_bytes, u->pooled);
     u->wants = w->call != REDUCE || w->root == crowd->own;
     if ((w->in_place && w->call != GATHER) || w->call == BROADCAST)
         u->out = (uint8_t *)u->in + (w->call == SCATTER ? before * w->element : 0);
     else
-        u->out = u->wants ? memory(c, u->out_bytes, u->pooled) : NULL;
+        u->out = u->wants ? job_memory(c, u->out_bytes, u->pooled) : NULL;
     fill(u->in, u->in_bytes, rank, i);
     CHECK(submit_what(c, i % 5 ? name : NULL, u, counts) == 0);
 }
@@ -175,10 +147,10 @@ static uint64_t end(tally_comm *c, struct under_way *u, int rank, int i)
     if (member && u->wants)
         own = job_hash(u->out, u->out_bytes);
     if (apart) { /* what was given is as it was */
-        void *given = memory(c, u->in_bytes, false);
+        void *given = job_memory(c, u->in_bytes, false);
         fill(given, u->in_bytes, rank, i);
         CHECK(memcmp(given, u->in, u->in_bytes) == 0);
-        give_back(given, false);
+        job_give_back(given, false);
     }
     tally_op *op;
     CHECK(tally_allgather_into(c, "hashes", &own, h, 1, TALLY_INT64, NULL, &op) == 0);
@@ -186,9 +158,9 @@ static uint64_t end(tally_comm *c, struct under_way *u, int rank, int i)
     for (int r = 0; member && (w->call == BROADCAST || w->call >= SUM) && r < tally_comm_size(c); r++)
         CHECK(!h[r] || h[r] == own);
     if (apart && u->out)
-        give_back(u->out, u->pooled);
+        job_give_back(u->out, u->pooled);
     if (member)
-        give_back(u->in, u->pooled);
+        job_give_back(u->in, u->pooled);
     return job_hash(h, sizeof h);
 }
 
@@ -251,9 +223,7 @@ static void run_layout(struct board *b, const char *layout, int tallyds, const c
                        const char *part)
 {
     int machine[JOB_MOST_RANKS];
-    for (int i = 0; layout[i]; i++)
-        machine[i] = layout[i];
-    struct job j = {.ranks = (int)strlen(layout),
+    struct job j = {.ranks = job_layout(layout, machine),
                     .tallyds = tallyds,
                     .machine = machine,
                     .main = all_calls,
@@ -403,306 +373,13 @@ static void test_little_memory(void **state)
                           .settings = {"TALLY_PART_BYTES=4K", "TALLY_CREDIT_BYTES=16K", "TALLY_TIMEOUT=60"}});
 }
 
-/* --- what goes wrong ----------------------------------------------------------------------------- */
-
-static int submit(tally_comm *c, enum call call, const char *name, float *x, float *y, size_t count, int root,
-                  tally_op **op)
-{
-    const size_t pieces[] = {count / 4, count / 4, count / 4, count - count / 4 * 3};
-    if (call == BROADCAST)
-        return tally_broadcast(c, name, x, count, TALLY_FLOAT32, root, NULL, op);
-    if (call == REDUCE)
-        return tally_reduce(c, name, x, y, count, TALLY_FLOAT32, TALLY_AVERAGE, root, NULL, op);
-    return tally_reduce_scatter(c, name, x, y, pieces, TALLY_FLOAT32, TALLY_AVERAGE, NULL, op);
-}
-
-static void expect_sound(tally_comm *c, enum call call, int rank, int n)
-{
-    static float x[MOST], y[MOST];
-    tally_op *op;
-    const int root = n % 4;
-    size_t wanted = call == REDUCE ? (rank == root) * MOST : call == SCATTER ? MOST / 4 : 0;
-    for (int i = 0; i < MOST; i++)
-        x[i] = (float)(rank + i % 512 + n % 16);
-    CHECK(submit(c, call, "w", x, y, MOST, root, &op) == 0);
-    job_expect(op, 0);
-    for (size_t i = 0; i < wanted; i++)
-        CHECK(y[i] ==
-              (float)((i + (call == SCATTER) * (size_t)rank * (MOST / 4)) % 512) + 1.5f + (float)(n % 16));
-    for (int i = 0; call == BROADCAST && i < MOST; i++)
-        CHECK(x[i] == (float)(root + i % 512 + n % 16));
-}
-
-/* One rank means something else: all hear of it, and go on. */
-static int disagree(int rank, void *arg)
-{
-    static float x[MOST], y[MOST];
-    static const uint32_t kinds[] = {TALLY_BROADCAST, TALLY_REDUCE, TALLY_REDUCE_SCATTER};
-    tally_comm *c = job_open();
-    tally_op *op;
-    for (int n = 0; n < 4 * CALLS; n++) {
-        const enum call call = (enum call)(n % CALLS);
-        const int odd = n / CALLS, root = n % 4;
-        /* Of a size at which its ranks are no team, too. */
-        static const size_t others[] = {MOST - 4, 12};
-        for (int i = 0; i < 2; i++) {
-            CHECK(submit(c, call, "w", x, y, rank == odd ? others[i] : MOST, root, &op) == 0);
-            CHECK(tally_op_wait(op, -1) == -EINVAL);
-            CHECK_HOLDS(tally_op_error(op), "'w': the ranks disagree: ");
-            tally_op_free(op);
-        }
-        if (call != SCATTER) {
-            CHECK(submit(c, call, "w", x, y, MOST, rank == odd ? (root + 1) % 4 : root, &op) == 0);
-            CHECK(tally_op_wait(op, -1) == -EINVAL);
-            CHECK_HOLDS(tally_op_error(op), "the ranks disagree: ");
-            tally_op_free(op);
-        }
-        if (rank == odd) {
-            CHECK(tally_refuse(c, "w", kinds[call], NULL, "no tensor") == 0);
-        } else {
-            CHECK(submit(c, call, "w", x, y, MOST, root, &op) == 0);
-            CHECK(tally_op_wait(op, -1) == -EINVAL);
-            CHECK_HOLDS(tally_op_error(op), "refuses: no tensor");
-            tally_op_free(op);
-        }
-        /* Taken back before the rank that is late has come; that hears of it. */
-        if (rank == odd)
-            job_barrier(c);
-        CHECK(submit(c, call, "back", x, y, MOST, root, &op) == 0);
-        CHECK(rank != (odd + 1) % 4 || tally_op_cancel(op, "not wanted") == 0);
-        CHECK(tally_op_wait(op, -1) == -ECANCELED);
-        CHECK_HOLDS(tally_op_error(op), "not wanted");
-        tally_op_free(op);
-        if (rank != odd)
-            job_barrier(c);
-        expect_sound(c, call, rank, n);
-    }
-    job_leave(c);
-    return 0;
-}
-
-static void test_disagreement(void **state)
-{
-    for (int tallyds = 0; tallyds < 2; tallyds++)
-        job_run(&(struct job){.ranks = 4, .tallyds = tallyds, .machine = pairs, .main = disagree});
-}
-
-/* Go on until that fails, or until it is enough. */
-static int until_failure(int rank, void *arg)
-{
-    struct board *b = arg;
-    tally_comm *c = job_open();
-    float *x = malloc(MOST * sizeof *x), *y = malloc(MOST * sizeof *y);
-    tally_op *op;
-    CHECK(x && y);
-    int err = 0;
-    for (int n = 0; !err && n < b->rounds; n++) {
-        const enum call call = (enum call)(n % CALLS);
-        for (int i = 0; i < MOST; i++)
-            x[i] = (float)(rank + i % 512);
-        err = submit(c, call, "w", x, y, MOST, n % 4, &op);
-        if (!err) {
-            err = tally_op_wait(op, -1);
-            size_t wanted = err               ? 0
-                            : call == REDUCE  ? (rank == n % 4) * MOST
-                            : call == SCATTER ? MOST / 4
-                                              : 0;
-            for (size_t i = 0; i < wanted; i++)
-                CHECK(y[i] == (float)((i + (call == SCATTER) * (size_t)rank * (MOST / 4)) % 512) + 1.5f);
-            tally_op_free(op);
-        }
-        atomic_fetch_add(&b->stage, 1);
-    }
-    if (err) {
-        CHECK(err == -ECONNRESET);
-        CHECK_HOLDS(tally_error(), "rank 1 on");
-        memset(y, 0, MOST * sizeof *y); /* ours again */
-    }
-    CHECK(tally_comm_close(c) == 0);
-    for (int i = 0; err && i < MOST; i++)
-        CHECK(y[i] == 0);
-    free(x);
-    free(y);
-    return 0;
-}
-
-static void test_rank_killed(void **state)
-{
-    for (int i = 0; i < (UNDER_SANITIZER ? 2 : 6); i++) {
-        struct board *b = job_shared(sizeof *b);
-        b->rounds = INT32_MAX;
-        struct job j = {.ranks = 4, .tallyds = i % 2, .machine = pairs, .main = until_failure, .arg = b};
-        job_start(&j);
-        job_await(&b->stage, 10 + 7 * i);
-        kill(j.rank_pid[1], SIGKILL);
-        for (int rank = 0; rank < 4; rank++)
-            assert_int_equal(job_wait_rank(&j, rank), rank == 1 ? 128 + SIGKILL : 0);
-        job_clear(&j);
-    }
-}
-
-/* It has part 0 of some names, and sums of reduces, for which the carriers give again what they had given. */
-static void test_tallyd_killed(void **state)
-{
-    for (int i = 0; i < (UNDER_SANITIZER ? 2 : 6); i++) {
-        struct board *b = job_shared(sizeof *b);
-        b->rounds = 60;
-        struct job j = {.ranks = 4,
-                        .tallyds = 2,
-                        .machine = pairs,
-                        .main = until_failure,
-                        .arg = b,
-                        .settings = {"TALLY_PART_BYTES=4K", i % 2 ? "TALLY_CREDIT_BYTES=16K" : NULL}};
-        job_start(&j);
-        job_await(&b->stage, 40 + 17 * i);
-        kill(j.tallyd_pid[0], SIGKILL);
-        for (int rank = 0; rank < 4; rank++)
-            assert_int_equal(job_wait_rank(&j, rank), 0);
-        job_clear(&j);
-    }
-}
-
-/* A rank that has joined gives and takes nothing, so these fail with the sentence of ranks that are no team. */
-static int one_joins(int rank, void *arg)
-{
-    static float x[MOST], y[MOST];
-    tally_comm *c = job_open();
-    tally_op *op, *join = NULL;
-    if (rank == 1)
-        CHECK(tally_join(c, NULL, &join) == 0);
-    for (int n = 0; n < 2 * CALLS && rank != 1; n++) {
-        CHECK(submit(c, (enum call)(n % CALLS), NULL, x, y, MOST, n % 4, &op) == 0);
-        CHECK(tally_op_wait(op, -1) == -EINVAL);
-        CHECK_HOLDS(tally_op_error(op), "rank 1 has joined");
-        tally_op_free(op);
-    }
-    for (int n = 0; n < CALLS && rank != 1; n++) { /* it is refused when the list has come */
-        CHECK(tally_allgather(c, NULL, x, MOST, TALLY_FLOAT32, NULL, &op) == 0);
-        CHECK(tally_op_wait(op, -1) == -EINVAL);
-        CHECK_HOLDS(tally_op_error(op), "rank 1 has joined");
-        tally_op_free(op);
-    }
-    if (rank != 1)
-        CHECK(tally_join(c, NULL, &join) == 0);
-    job_expect(join, 0);
-    for (int n = 0; n < 2 * CALLS; n++)
-        expect_sound(c, (enum call)(n % CALLS), rank, n);
-    CHECK(c->local->rounds.count < CALLS); /* of those that have failed none is left, nor of all the others */
-    job_leave(c);
-    return 0;
-}
-
-static void test_rank_joins(void **state)
-{
-    for (int tallyds = 0; tallyds < 2; tallyds++)
-        job_run(&(struct job){.ranks = 4, .tallyds = tallyds, .machine = pairs, .main = one_joins});
-}
-
-/* --- groups of whole machines -------------------------------------------------------------------- */
-
-static const int three[] = {0, 0, 1, 1, 2, 2};
-
-static int submit_in(tally_comm *c, tally_group *g, enum call call, float *x, float *y, tally_op **op)
-{
-    const size_t pieces[] = {MOST / 4, MOST / 4, MOST / 4, MOST / 4};
-    struct tally_options o = {.size = sizeof o, .group = g};
-    switch (call) {
-    case BROADCAST:
-        return tally_broadcast(c, "g", x, MOST, TALLY_FLOAT32, 1, &o, op);
-    case REDUCE:
-        return tally_reduce(c, "g", x, y, MOST, TALLY_FLOAT32, TALLY_AVERAGE, 1, &o, op);
-    case SCATTER:
-        return tally_reduce_scatter(c, "g", x, y, pieces, TALLY_FLOAT32, TALLY_AVERAGE, &o, op);
-    case SUM:
-        return tally_push_pull(c, "g", x, y, MOST, TALLY_FLOAT32, TALLY_AVERAGE, &o, op);
-    default:
-        return tally_allgather_into(c, "g", x, y, MOST / 4, TALLY_FLOAT32, &o, op);
-    }
-}
-
-static void expect_sound_in(tally_comm *c, tally_group *g, enum call call, int rank)
-{
-    static float x[MOST], y[MOST];
-    tally_op *op;
-    for (int i = 0; i < MOST; i++)
-        x[i] = (float)(rank + i % 512);
-    CHECK(submit_in(c, g, call, x, y, &op) == 0);
-    job_expect(op, 0);
-    for (int i = 0; i < MOST; i++) {
-        if (call == SUM || (call == REDUCE && rank == 1))
-            CHECK(y[i] == (float)(i % 512) + 1.5f);
-        if (call == SCATTER && i < MOST / 4)
-            CHECK(y[i] == (float)((i + rank * (MOST / 4)) % 512) + 1.5f);
-        if (call == GATHER)
-            CHECK(y[i] == (float)(i / (MOST / 4) + i % (MOST / 4) % 512));
-        if (call == BROADCAST)
-            CHECK(x[i] == (float)(1 + i % 512));
-    }
-}
-
-/* One has joined, which has others of its machine stand for it in no group; one means another group by the name. */
-static int some_machines(int rank, void *arg)
-{
-    float *x, *y; /* where zeros could stand for the rank that has joined, if it were all ranks' sum */
-    static const int ranks[] = {0, 1, 2, 3}, others[] = {2, 3, 4, 5};
-    tally_comm *c = job_open();
-    tally_group *g = NULL, *odd = NULL;
-    tally_op *op, *join = NULL;
-    CHECK(tally_alloc(c, MOST * sizeof *x, (void **)&x) == 0);
-    CHECK(tally_alloc(c, MOST * sizeof *y, (void **)&y) == 0);
-    if (rank < 4) {
-        CHECK(tally_group_create(c, "some", ranks, 4, &g) == 0);
-        for (int call = 0; call < ALL_CALLS; call++)
-            expect_sound_in(c, g, (enum call)call, rank);
-    }
-    if (rank < 3)
-        CHECK(tally_group_create(c, "odd", ranks, 4, &odd) == 0);
-    else if (rank == 3)
-        CHECK(tally_group_create(c, "odd", others, 4, &odd) == 0);
-    for (int call = 0; odd && call < ALL_CALLS; call++) {
-        CHECK(submit_in(c, odd, (enum call)call, x, y, &op) == 0);
-        CHECK(tally_op_wait(op, -1) == -EINVAL);
-        CHECK_HOLDS(tally_op_error(op), "the ranks disagree: ");
-        tally_op_free(op);
-    }
-    job_barrier(c);
-    if (rank == 1)
-        CHECK(tally_join(c, NULL, &join) == 0);
-    for (int call = 0; g && rank != 1 && call < ALL_CALLS; call++) {
-        CHECK(submit_in(c, g, (enum call)call, x, y, &op) == 0);
-        CHECK(tally_op_wait(op, -1) == -EINVAL);
-        CHECK_HOLDS(tally_op_error(op), "rank 1 has joined");
-        tally_op_free(op);
-    }
-    if (rank != 1)
-        CHECK(tally_join(c, NULL, &join) == 0);
-    job_expect(join, 0);
-    for (int call = 0; g && call < ALL_CALLS; call++)
-        expect_sound_in(c, g, (enum call)call, rank);
-    CHECK(c->local->rounds.count < CALLS);
-    CHECK(tally_free(x) == 0 && tally_free(y) == 0);
-    job_leave(c);
-    return 0;
-}
-
-static void test_some_machines(void **state)
-{
-    for (int tallyds = 0; tallyds < 2; tallyds++)
-        job_run(&(struct job){.ranks = 6,
-                              .tallyds = tallyds,
-                              .machine = three,
-                              .main = some_machines,
-                              .settings = {"TALLY_TIMEOUT=30"}});
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_as_each_for_itself), cmocka_unit_test(test_memory_out_of_reach),
-        cmocka_unit_test(test_opposite_orders),    cmocka_unit_test(test_little_memory),
-        cmocka_unit_test(test_disagreement),       cmocka_unit_test(test_rank_killed),
-        cmocka_unit_test(test_tallyd_killed),      cmocka_unit_test(test_rank_joins),
-        cmocka_unit_test(test_some_machines),
+        cmocka_unit_test(test_as_each_for_itself),
+        cmocka_unit_test(test_memory_out_of_reach),
+        cmocka_unit_test(test_opposite_orders),
+        cmocka_unit_test(test_little_memory),
     };
     return cmocka_run_group_tests_name("team_calls", tests, NULL, NULL);
 }

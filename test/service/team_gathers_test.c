@@ -2,7 +2,6 @@
  * every piece, whatever the layout, the lengths, the memory and the order; who dies, joins or disagrees is named as ever. */
 #include <errno.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <string.h>
 
 #include "job.h"
@@ -16,11 +15,6 @@ struct board {
     int rounds;
     bool private_only; /* no rank may reach into another's memory */
 };
-
-static int ranks_of(tally_comm *c)
-{
-    return tally_comm_size(c);
-}
 
 /* Element i of a rank's piece. */
 static int32_t gives(int rank, size_t i, int round)
@@ -58,30 +52,12 @@ static size_t count_of(int rank, int n)
     return n % 5 == 4 ? 0 : counts[((unsigned)rank * 3 + (unsigned)n) % 7];
 }
 
-static void *memory(tally_comm *c, size_t bytes, bool pooled)
-{
-    void *m;
-    if (pooled)
-        CHECK(tally_alloc(c, bytes + 1, &m) == 0);
-    else
-        CHECK((m = malloc(bytes + 1)));
-    return m;
-}
-
-static void give_back(void *m, bool pooled)
-{
-    if (pooled)
-        CHECK(tally_free(m) == 0);
-    else
-        free(m);
-}
-
 static void begin_equal(tally_comm *c, struct gathering *g, const char *name, int rank, size_t count, int n)
 {
     g->pooled = (n + rank) % 3 == 0;
     g->in_place = n % 2;
-    g->out = memory(c, count * (size_t)ranks_of(c) * sizeof *g->out, g->pooled);
-    g->in = g->in_place ? g->out + (size_t)rank * count : memory(c, count * sizeof *g->in, g->pooled);
+    g->out = job_memory(c, count * (size_t)tally_comm_size(c) * sizeof *g->out, g->pooled);
+    g->in = g->in_place ? g->out + (size_t)rank * count : job_memory(c, count * sizeof *g->in, g->pooled);
     fill(g->in, rank, count, n);
     CHECK(tally_allgather_into(c, name, g->in, g->out, count, TALLY_INT32, NULL, &g->op) == 0);
 }
@@ -89,17 +65,17 @@ static void begin_equal(tally_comm *c, struct gathering *g, const char *name, in
 static void end_equal(tally_comm *c, struct gathering *g, size_t count, int n)
 {
     job_expect(g->op, 0);
-    for (int r = 0; r < ranks_of(c); r++)
+    for (int r = 0; r < tally_comm_size(c); r++)
         CHECK(holds(g->out + (size_t)r * count, r, count, n));
     if (!g->in_place)
-        give_back(g->in, g->pooled);
-    give_back(g->out, g->pooled);
+        job_give_back(g->in, g->pooled);
+    job_give_back(g->out, g->pooled);
 }
 
 static void gather_unlike(tally_comm *c, int rank, int n)
 {
     size_t count = count_of(rank, n), at = 0, bytes;
-    int32_t *in = memory(c, count * sizeof *in, false);
+    int32_t *in = job_memory(c, count * sizeof *in, false);
     const int64_t *firsts;
     const void *data;
     tally_op *op;
@@ -107,13 +83,13 @@ static void gather_unlike(tally_comm *c, int rank, int n)
     CHECK(tally_allgather(c, n % 3 ? "unlike" : NULL, in, count, TALLY_INT32, NULL, &op) == 0);
     CHECK(tally_op_wait(op, -1) == 0);
     CHECK(tally_op_gathered(op, &data, &bytes, &firsts) == 0);
-    for (int r = 0; r < ranks_of(c); at += count_of(r++, n)) {
+    for (int r = 0; r < tally_comm_size(c); at += count_of(r++, n)) {
         CHECK(firsts[r] == (int64_t)count_of(r, n));
         CHECK(holds((const int32_t *)data + at, r, count_of(r, n), n));
     }
     CHECK(bytes == at * sizeof *in);
     tally_op_free(op);
-    free(in);
+    job_give_back(in, false);
 }
 
 /* Three at a time, behind a reduction. */
@@ -139,7 +115,7 @@ static int gather_all(int rank, void *arg)
         for (int k = 0; k < ABREAST; k++)
             end_equal(c, &g[k], counts[(n + 2 * k) % COUNTS], n + k);
         job_expect(sum, 0);
-        CHECK(x[0] == (float)ranks_of(c) && x[19999] == (float)ranks_of(c));
+        CHECK(x[0] == (float)tally_comm_size(c) && x[19999] == (float)tally_comm_size(c));
     }
     job_leave(c);
     return 0;
@@ -149,10 +125,8 @@ static void run_layout(const char *layout, int tallyds, bool private_only)
 {
     struct board *b = job_shared(sizeof *b);
     int machine[JOB_MOST_RANKS];
-    for (int i = 0; layout[i]; i++)
-        machine[i] = layout[i];
     b->private_only = private_only;
-    struct job j = {.ranks = (int)strlen(layout),
+    struct job j = {.ranks = job_layout(layout, machine),
                     .tallyds = tallyds,
                     .machine = machine,
                     .main = gather_all,
@@ -329,12 +303,7 @@ static void test_rank_killed(void **state)
         struct board *b = job_shared(sizeof *b);
         b->rounds = INT32_MAX;
         struct job j = {.ranks = 4, .tallyds = i % 2, .machine = pairs, .main = until_failure, .arg = b};
-        job_start(&j);
-        job_await(&b->stage, 10 + 7 * i);
-        kill(j.rank_pid[1], SIGKILL);
-        for (int rank = 0; rank < 4; rank++)
-            assert_int_equal(job_wait_rank(&j, rank), rank == 1 ? 128 + SIGKILL : 0);
-        job_clear(&j);
+        job_kill_rank(&j, &b->stage, 10 + 7 * i);
     }
 }
 
@@ -350,12 +319,7 @@ static void test_tallyd_killed(void **state)
                         .main = until_failure,
                         .arg = b,
                         .settings = {"TALLY_PART_BYTES=16K"}};
-        job_start(&j);
-        job_await(&b->stage, 40 + 9 * i);
-        kill(j.tallyd_pid[0], SIGKILL);
-        for (int rank = 0; rank < 4; rank++)
-            assert_int_equal(job_wait_rank(&j, rank), 0);
-        job_clear(&j);
+        job_kill_tallyd(&j, &b->stage, 40 + 9 * i);
     }
 }
 

@@ -36,14 +36,7 @@ static struct kind kind_of(int i)
     struct kind k = {.dtype = i % 15,
                      .reduction = (i * 7 + i / 15) % 8,
                      .count = counts[(i * 5 + i / 8) % 8]};
-    bool complex = k.dtype == TALLY_COMPLEX64 || k.dtype == TALLY_COMPLEX128;
-    bool whole = k.dtype >= TALLY_INT8 && !complex;
-    if (k.reduction >= TALLY_BAND && !whole)
-        k.reduction = TALLY_AVERAGE;
-    if (complex && (k.reduction == TALLY_MIN || k.reduction == TALLY_MAX))
-        k.reduction = TALLY_PRODUCT;
-    if (k.dtype == TALLY_BOOL && k.reduction == TALLY_AVERAGE)
-        k.reduction = TALLY_SUM;
+    k.reduction = job_reduction(k.dtype, k.reduction);
     k.bytes = k.count * tally_dtype_size((enum tally_dtype)k.dtype);
     k.options = (struct tally_options){.size = sizeof k.options, .priority = i % 3};
     if (k.dtype != TALLY_BOOL && k.reduction < TALLY_BAND) {
@@ -68,12 +61,8 @@ static int all_kinds(int rank, void *arg)
             int i = from + n;
             struct kind k = kind_of(i);
             bool in_pool = (i + rank) % 3 == 0, in_place = i % 5 < 2;
-            if (in_pool)
-                CHECK(tally_alloc(c, k.bytes, &in[n]) == 0);
-            else
-                CHECK((in[n] = malloc(k.bytes)));
-            out[n] = in_place ? in[n] : malloc(k.bytes);
-            CHECK(out[n]);
+            in[n] = job_memory(c, k.bytes, in_pool);
+            out[n] = in_place ? in[n] : job_memory(c, k.bytes, false);
             for (size_t at = 0; at < k.bytes; at += 8) {
                 uint64_t x = job_random(&seed);
                 memcpy((uint8_t *)in[n] + at, &x, k.bytes - at < 8 ? k.bytes - at : 8);
@@ -96,11 +85,8 @@ static int all_kinds(int rank, void *arg)
             if (rank == 0)
                 b->hash[b->run][i] = h;
             if (out[n] != in[n])
-                free(out[n]);
-            if ((i + rank) % 3 == 0)
-                CHECK(tally_free(in[n]) == 0);
-            else
-                free(in[n]);
+                job_give_back(out[n], false);
+            job_give_back(in[n], (i + rank) % 3 == 0);
         }
         atomic_fetch_add(&b->stage, 1);
     }
@@ -111,9 +97,7 @@ static int all_kinds(int rank, void *arg)
 static void run_layout(struct board *b, const char *layout, int tallyds, const char *setting, bool teams)
 {
     int machine[JOB_MOST_RANKS];
-    for (int i = 0; layout[i]; i++)
-        machine[i] = layout[i];
-    struct job j = {.ranks = (int)strlen(layout),
+    struct job j = {.ranks = job_layout(layout, machine),
                     .tallyds = tallyds,
                     .machine = machine,
                     .main = all_kinds,
@@ -551,12 +535,7 @@ static void test_rank_killed(void **state)
                         .machine = i / 2 % 2 ? uneven : pairs,
                         .main = until_failure,
                         .arg = b};
-        job_start(&j);
-        job_await(&b->stage, 10 + 7 * i);
-        kill(j.rank_pid[1], SIGKILL);
-        for (int rank = 0; rank < 4; rank++)
-            assert_int_equal(job_wait_rank(&j, rank), rank == 1 ? 128 + SIGKILL : 0);
-        job_clear(&j);
+        job_kill_rank(&j, &b->stage, 10 + 7 * i);
     }
 }
 
@@ -593,12 +572,7 @@ static void test_tallyd_killed(void **state)
                         .main = until_failure,
                         .arg = b,
                         .settings = {"TALLY_PART_BYTES=16K"}};
-        job_start(&j);
-        job_await(&b->stage, 40 + 9 * i);
-        kill(j.tallyd_pid[0], SIGKILL);
-        for (int rank = 0; rank < 4; rank++)
-            assert_int_equal(job_wait_rank(&j, rank), 0);
-        job_clear(&j);
+        job_kill_tallyd(&j, &b->stage, 40 + 9 * i);
     }
 }
 

@@ -43,8 +43,8 @@ static bool is_pooled(const uint8_t *block)
 static int take_all(uint8_t *block[])
 {
     int count = 0, err;
-    while (count < PARTS && (block[count] = tly_blocks_take(&blocks, pool, &err)))
-        memset(block[count++], count, SIZE);
+    for (; count < PARTS && (block[count] = tly_blocks_take(&blocks, pool, &err)); count++)
+        memset(block[count], count, SIZE);
     assert_int_equal(err, 0);
     return count;
 }

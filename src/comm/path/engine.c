@@ -84,8 +84,15 @@ static const struct tly_local_user calls = {
 int tly_engine_open(tally_comm *c)
 {
     bool all = c->machines == 1 && c->services == 1 && strcmp(c->params.local, "on") == 0;
-    if (!(all || tly_teams_are_listed(&c->teams)) || c->local_size > TLY_LOCAL_RANKS)
+    if (!(all || tly_teams_are_listed(&c->teams)))
         return 0;
+    if (c->local_size > TLY_LOCAL_RANKS) {
+        tly_log(
+            c->local_rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
+            "%d ranks are on one machine, and at most %d can share memory; they go through the network stack",
+            c->local_size, TLY_LOCAL_RANKS);
+        return 0;
+    }
     uint32_t n = 0;
     c->watched.neighbours = calloc((size_t)c->local_size, sizeof *c->watched.neighbours);
     if (!c->watched.neighbours)
