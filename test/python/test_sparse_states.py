@@ -200,3 +200,45 @@ def test_what_is_not_sent_outlives_a_dropped_backward(how, dense):
         job.close()
     for kept, values in results:
         assert kept and all(reference.same(p, q) == 0 for p, q in zip(values, results[0][1]))
+
+
+def broadcast(fresh):
+    """Each rank's history behind broadcast_optimizer_state() in a training: as before, unless rank 0 has a fresh optimizer."""
+    import torch
+    from tally.torch.horovod import functions
+    t = hvd()
+    model, optimizer = make()
+    train_some(model, optimizer, 12)
+    before, other = optimizer.history.history.clone(), make()[1]
+    sent, plain = [], functions.broadcast
+
+    def counted(call, tensor, *more):
+        sent.append(tensor.numel())
+        return plain(call, tensor, *more)
+
+    functions.broadcast = counted
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            t.broadcast_optimizer_state(other if fresh and t.rank() == 0 else optimizer, 0)
+    finally:
+        functions.broadcast = plain
+    kept = bool(before.any()) and torch.equal(optimizer.history.history, before)
+    zeros = not optimizer.history.kept and not optimizer.history.history.any()
+    if not fresh:
+        train_some(model, optimizer, 3)
+    return kept, zeros, max(sent) < before.numel(), [p.detach().numpy().copy() for p in model.parameters()]
+
+
+def test_broadcast_leaves_each_ranks_history(three):
+    results = three(broadcast, False)
+    for kept, _, short, values in results:
+        assert kept and short and all(reference.same(p, q) == 0 for p, q in zip(values, results[0][3]))
+
+
+def test_broadcast_of_a_fresh_optimizer():
+    job = jobs.Ranks(2, 1)
+    try:
+        assert [zeros for _, zeros, _, _ in job(broadcast, True)] == [False, True]
+    finally:
+        job.close()

@@ -126,7 +126,8 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
     """Copy the optimizer state of rank `root_rank` to every rank: hyperparameters, and the state of each parameter.
 
     A fresh optimizer gets the root's state, whatever it consists of.  If the root's optimizer is fresh, all are.
-    optimizer: any torch optimizer or DistributedOptimizer over the same parameters on all ranks, in the same order.
+    optimizer: any torch optimizer or DistributedOptimizer over the same parameters on all ranks, in the same order.  With sparse=
+        each rank keeps the gradients that it has not sent; if the root has none, all ranks drop them.
     model: accepted as in Horovod; not needed, because no step is made to create the state.
     """
     root = _job.rank() == root_rank
@@ -141,8 +142,8 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
         tensors.append(torch.empty(slot.shape, dtype=slot.dtype, device="cpu"))
         return tensors[-1]
 
-    state = broadcast_object(_replace(optimizer.state_dict(), torch.Tensor, take) if root else None, root_rank,
-                             process_set=process_set)
+    own = getattr(optimizer, "state_for_all", optimizer.state_dict)() if root else None
+    state = broadcast_object(_replace(own, torch.Tensor, take), root_rank, process_set=process_set)
     if not root:
         state = _replace(state, _Slot, make)
     Group([broadcast(_call(None, process_set), tensor, tensor, root_rank, process_set) for tensor in tensors]).wait()

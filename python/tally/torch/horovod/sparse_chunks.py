@@ -337,10 +337,13 @@ class History:
 
     def take(self, other):
         """Take over another layout's history and the state of its chunks."""
+        self.take_history(other)
+        self.chunks.take(other.chunks)
+
+    def take_history(self, other):
         for name, begin, old, count in self.chunks.layout.common(other.chunks.layout):
             self.history[begin:begin + count] = other.history[old:old + count]
         self.kept = other.kept
-        self.chunks.take(other.chunks)
 
     def rescale(self, factor):
         """A GradScaler's scale has changed by this factor."""
@@ -349,28 +352,40 @@ class History:
 
 
 def save(history, rank):
-    """What state_dict() has of a rank's history, and of the chunks."""
+    """What state_dict() has of a rank's history, and of the chunks.
+
+    "history": H, or None where it is all zeros.  for_all() leaves it out."""
     chunks = history.chunks
     return {"rank": rank, "order": chunks.layout.names, "chunk": chunks.options.chunk, "step": chunks.step,
             "behind": chunks.behind.clone(), "chosen": chunks.chosen.clone(),
             "history": history.history if history.kept else None}
 
 
-def restore(state, rank, options, parameters):
-    """The History, with its Chunks, of what save() has returned.
+def for_all(state):
+    """What other ranks need of save()'s result.  Each keeps its own history, unless this rank has none."""
+    return {key: value for key, value in state.items() if key != "history" or value is None}
 
-    parameters: {name: tensor}.  A rank that is given another one's history begins with zeros, and warns."""
+
+def restore(state, rank, options, parameters, own=None):
+    """The History, with its Chunks, of what save() or for_all() has returned.
+
+    parameters: {name: tensor}.  own: this rank's History, which stays if the state is for all.
+    A rank that is given another one's history begins with zeros, and warns."""
     differing = sorted(set(state["order"]) ^ set(parameters))
     if differing:
         raise ValueError("the state of sparse= is that of other parameters; not in both are %s" % ", ".join(differing[:5]))
     layout = GradientLayout({name: parameters[name] for name in state["order"]})
     history = History(Chunks(dataclasses.replace(options, chunk=state["chunk"]), layout, state["step"]))
     chunks = history.chunks
-    for mine, loaded in (chunks.behind, state["behind"]), (history.history, state["history"]):
+    for mine, loaded in (chunks.behind, state["behind"]), (history.history, state.get("history")):
         if loaded is not None and loaded.shape != mine.shape:
             raise ValueError("the state of sparse= is that of parameters of other shapes")
     chunks.behind.copy_(state["behind"])
     chunks.chosen.copy_(state["chosen"])
+    if "history" not in state:
+        if own is not None:
+            history.take_history(own)
+        return history
     if state["history"] is None:
         return history
     if state["rank"] == rank:

@@ -25,7 +25,7 @@ from ..._lib import DTYPE_CODES, PUSH_PULL, PUSH_PULLV
 from ..calls import Group, reduce
 from .lazy import ALONE, Layout
 from .optimizer import _Distributed
-from .sparse_chunks import Chunks, GradientLayout, History, SparseChunks, restore, save
+from .sparse_chunks import Chunks, GradientLayout, History, SparseChunks, for_all, restore, save
 
 LISTS, LIST_BYTES = 8, 256 << 10  # at most so many lists in a step, of at least so many bytes
 FLOAT32 = DTYPE_CODES["float32"]
@@ -342,13 +342,17 @@ class SparseOptimizer(_Distributed):
         """As the optimizer's own, with "sparse_chunks": this rank's history."""
         return {**super().state_dict(), "sparse_chunks": save(self.history, _job.rank())}
 
+    def state_for_all(self):
+        """state_dict() without what concerns this rank alone."""
+        return {**super().state_dict(), "sparse_chunks": for_all(save(self.history, _job.rank()))}
+
     def load_state_dict(self, state_dict):
         """Like the optimizer's own.  A rank that loads another one's state begins with an empty history, and warns."""
         for own, loaded in zip(self.param_groups, state_dict["param_groups"]):
             self._check_group({**loaded, "params": own["params"]})
         saved, parameters = state_dict.get("sparse_chunks"), {slot.name: slot.p for slot in self._update}
         # An error leaves everything as it was.
-        loaded = None if saved is None else restore(saved, _job.rank(), self._sparse, parameters)
+        loaded = None if saved is None else restore(saved, _job.rank(), self._sparse, parameters, self.history)
         super().load_state_dict(state_dict)
         if loaded is None:  # of another optimizer
             self.history.chunks.choose_all()
