@@ -167,7 +167,8 @@ static uint32_t team_stage_carriers(const tally_comm *c, const struct tally_op *
     return k->number[list];
 }
 
-/* A carrier has a credit for each list that it is in, so that machines have as much on their way, however many ranks they have. */
+/* Credit of an all-reduce: one for each list that this rank is in, so that all machines have as much in flight, however many ranks
+ * they have.  A reduce and a broadcast have one credit, as a reduce-scatter has: more would not make them faster (docs/why/comm.md). */
 static uint64_t team_stage_credit(const tally_comm *c, const struct tally_op *op, uint64_t credit)
 {
     bool told = c->params.credit_bytes != 0;
