@@ -11,24 +11,16 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import argparse
-import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(os.path.dirname(HERE))
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+from sweep import HERE, add_arguments, close, ranks_of, rows_of, say_where, shorten, tail
+
 # OpenMPI's own choice, and algorithms that its tuned component has: the fastest counts, size by size.
 ALGORITHMS = {"its choice": None, "ring": 4, "rabenseifner": 6}
 PEERS = {"C": "openmpi", "Python": "gloo"}
-
-
-def size(text):
-    """Bytes from "64M"."""
-    return int(float(text[:-1]) * UNITS[text[-1].upper()]) if text[-1].upper() in UNITS else int(text)
 
 
 def mpirun(ranks, algorithm):
@@ -42,25 +34,16 @@ def mpirun(ranks, algorithm):
     return command
 
 
-def rows_of(command, environment):
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not rows:
-        sys.exit("%s\nended with status %d:\n%s%s" % (" ".join(command), done.returncode, done.stdout, done.stderr))
-    return rows
-
-
 def in_c(arguments, ranks, environment):
     """The rows of local.c, and in how many jobs they were measured."""
     program = os.path.join(arguments.build, "bench", "local", "local")
-    tail = [program, *map(str, (arguments.first, arguments.last, arguments.seconds, arguments.rounds))]
+    command = [program, *tail(arguments)]
     if not shutil.which("mpirun"):
         print("# OpenMPI is left out: there is no mpirun (openmpi-bin, libopenmpi-dev)", flush=True)
-        tally = os.path.join(arguments.build, "src", "cli", "tally")
-        return rows_of([tally, "run", "--no-prefix", "-n", str(ranks), "--", *tail], environment)
+        return rows_of(ranks_of(arguments.build, ranks, *command), environment)
     rows = []
     for name, algorithm in list(ALGORITHMS.items())[:1 if arguments.quick else None]:
-        for row in rows_of([*mpirun(ranks, algorithm), *tail], environment):
+        for row in rows_of([*mpirun(ranks, algorithm), *command], environment):
             if row["way"] == "mpi":
                 row.update(way="openmpi", variant=name)
             rows.append(row)
@@ -68,10 +51,8 @@ def in_c(arguments, ranks, environment):
 
 
 def in_python(arguments, ranks, environment):
-    tally = os.path.join(arguments.build, "src", "cli", "tally")
-    return rows_of([tally, "run", "--no-prefix", "-n", str(ranks), "--", sys.executable, os.path.join(HERE, "rank.py"),
-                    *map(str, (arguments.first, arguments.last, arguments.seconds, arguments.rounds,
-                               int(not arguments.no_step)))], environment)
+    command = [sys.executable, os.path.join(HERE, "rank.py"), *tail(arguments), str(int(not arguments.no_step))]
+    return rows_of(ranks_of(arguments.build, ranks, *command), environment)
 
 
 def together(rows):
@@ -116,23 +97,14 @@ def show(language, ranks, rows):
 
 def main():
     parser = argparse.ArgumentParser(description="all-reduce on one machine, beside OpenMPI and Gloo")
-    parser.add_argument("--quick", action="store_true", help="to 4 MB, shortly, OpenMPI's own choice alone")
-    parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
-    parser.add_argument("--ranks", default="2,4", help="numbers of ranks (%(default)s)")
-    parser.add_argument("--from", dest="first", type=size, default=4, help="bytes of the first size (%(default)s)")
-    parser.add_argument("--to", dest="last", type=size, default=size("256M"), help="of the last (256M); each is 4 times "
-                        "the one before")
+    add_arguments(parser, first="4", last="256M", seconds=1, rounds=5, quick="to 4 MB, shortly, OpenMPI's own choice alone")
     parser.add_argument("--only", default="c,python", help="languages (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=1, help="for one way, size and mode in a job (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="in how many turns (%(default)s)")
     parser.add_argument("--no-step", action="store_true", help="without the step over a model's gradients")
-    parser.add_argument("--build", metavar="DIR", default=os.path.join(ROOT, "build", "meson"), help="Meson's folder")
     arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.last, arguments.seconds, arguments.rounds = min(arguments.last, size("4M")), 0.1, 2
+    shorten(arguments, seconds=0.1, rounds=2)
 
     environment = dict(os.environ, TALLY_LOG="warning", OMP_NUM_THREADS="1")
-    print("# float32, in place; Linux %s, %d CPUs, load %.1f" % (os.uname().release, os.cpu_count(), os.getloadavg()[0]))
+    say_where("float32, in place")
     everything = []
     for ranks in map(int, arguments.ranks.split(",")):
         for language, measure in (("C", in_c), ("Python", in_python)):
@@ -140,11 +112,7 @@ def main():
                 rows = together(measure(arguments, ranks, environment))
                 show(language, ranks, rows)
                 everything += rows
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as out:
-            for row in everything:
-                out.write(json.dumps(row) + "\n")
-    return any(row["wrong"] for row in everything)
+    return close(everything, arguments.json)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ static void sum_range(enum way way, size_t at, size_t bytes, float *to)
 
 static void move(enum way way, enum operation what, size_t bytes)
 {
-    size_t piece = bytes / (size_t)size;
+    size_t piece = bytes / sizeof(float) / (size_t)size * sizeof(float);
     for (int k = 1; k < size; k++) {
         int from = (rank + k) % size;
         if (what == ALL_GATHER)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-import local
+from sweep import HERE, add_arguments, close, ranks_of, rows_of, say_where, shorten, tail
 
 OPERATIONS = ("all-gather", "broadcast", "reduce-scatter", "reduce")
 LOOPS = {"heap": "kernel", "pool": "copy"}  # the loop in the same kind of memory
@@ -26,20 +26,18 @@ MASTER_PORT = 29531
 
 def moved(arguments, ranks):
     """The rows of moves.c."""
-    build = os.path.abspath(arguments.build)
-    return local.rows_of([os.path.join(build, "src", "cli", "tally"), "run", "--no-prefix", "-n", str(ranks), "--",
-                          os.path.join(build, "bench", "local", "moves"),
-                          *map(str, (arguments.first, arguments.last, arguments.seconds, arguments.rounds))],
-                         dict(os.environ, TALLY_LOG="warning"))
+    program = os.path.join(arguments.build, "bench", "local", "moves")
+    return rows_of(ranks_of(arguments.build, ranks, program, *tail(arguments)), dict(os.environ, TALLY_LOG="warning"))
 
 
 def by_gloo(arguments, ranks):
     """The same of Gloo: each time is the slowest rank's, from behind a barrier."""
     sizes = [arguments.first << 2 * i for i in range(16) if arguments.first << 2 * i <= arguments.last]
     cases = [(operation, size) for operation in OPERATIONS for size in sizes]
-    program = os.path.join(local.HERE, os.pardir, "collectives", "gloo.py")
+    program = os.path.join(HERE, os.pardir, "collectives", "gloo.py")
     with tempfile.NamedTemporaryFile("w", prefix="moves-", suffix=".list") as listing:
-        listing.writelines("%d %s\n" % (size // 4, operation) for operation, size in cases)
+        # Gloo wants equal pieces.
+        listing.writelines("%d %s\n" % (size // 4 // ranks * ranks, operation) for operation, size in cases)
         listing.flush()
         running = [subprocess.Popen(
             [sys.executable, program, str(arguments.gloo_iterations), "1", listing.name, "1"],
@@ -88,32 +86,19 @@ def show(ranks, found):
 
 def main():
     parser = argparse.ArgumentParser(description="collectives on one machine, beside a loop and Gloo")
-    parser.add_argument("--quick", action="store_true", help="to 4 MB, shortly")
-    parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
-    parser.add_argument("--ranks", default="2,4", help="numbers of ranks (%(default)s)")
-    parser.add_argument("--from", dest="first", type=local.size, default=local.size("1M"), help="bytes of the first size (1M)")
-    parser.add_argument("--to", dest="last", type=local.size, default=local.size("64M"), help="of the last (64M); each is 4 "
-                        "times the one before")
-    parser.add_argument("--seconds", type=float, default=1, help="for one way, size and operation (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="in how many turns (%(default)s)")
+    add_arguments(parser, first="1M", last="64M", seconds=1, rounds=3, quick="to 4 MB, shortly")
     parser.add_argument("--gloo-iterations", type=int, default=4, help="of 32 MB and more; smaller ones up to eight times as "
                         "often; 0: without Gloo (%(default)s)")
-    parser.add_argument("--build", metavar="DIR", default=os.path.join(local.ROOT, "build", "meson"), help="Meson's folder")
     arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.last, arguments.seconds, arguments.rounds = min(arguments.last, local.size("4M")), 0.2, 1
+    shorten(arguments, seconds=0.2, rounds=1)
 
-    print("# float32; Linux %s, %d CPUs, load %.1f" % (os.uname().release, os.cpu_count(), os.getloadavg()[0]))
+    say_where("float32")
     everything = []
     for ranks in map(int, arguments.ranks.split(",")):
         rows = [*moved(arguments, ranks), *(by_gloo(arguments, ranks) if arguments.gloo_iterations else ())]
         show(ranks, compare(rows))
         everything += rows
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as out:
-            for row in everything:
-                out.write(json.dumps(row) + "\n")
-    return any(row["wrong"] for row in everything)
+    return close(everything, arguments.json)
 
 
 if __name__ == "__main__":
