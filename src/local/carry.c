@@ -40,7 +40,7 @@ void tly_local_enter(struct tly_local *l, struct tly_local_op *op)
 static bool carry_spread_at_once(struct tly_local *l, struct tly_local_piece *piece)
 {
     struct tly_local_op *op = piece->op;
-    if ((uint64_t)piece->length * (l->count - 1) > LITTLE || atomic_load(&l->failed) ||
+    if ((uint64_t)piece->length * (tly_local_group_of(l, op)->size - 1) > LITTLE || atomic_load(&l->failed) ||
         pthread_mutex_trylock(&l->lock) != 0)
         return false;
     bool done = op->held && op->meeting && tly_team_spread(l, op->meeting, piece);

@@ -12,9 +12,11 @@
 static bool divert_is_refused(const struct tly_local *l, const struct tly_local_round *r)
 {
     const struct tly_post *own = &r->posts[l->me];
-    for (uint32_t i = 0; i < l->count; i++)
-        if (r->posts[i].call && ((r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec))
+    for (uint32_t i = 0; i < r->group->size; i++) {
+        const struct tly_post *p = tly_local_post(r, i);
+        if (p->call && ((p->flags & TLY_POST_SERVICE) || p->spec != own->spec))
             return true;
+    }
     return false;
 }
 
@@ -23,8 +25,10 @@ static bool divert_can_spare(const struct tly_local *l, const struct tly_local_r
 {
     const struct tly_local_op *op = r->op;
     bool pooled = true;
-    for (uint32_t i = 0; i < l->count; i++)
-        pooled &= !r->posts[i].call || tly_post_is_pooled(&r->posts[i]);
+    for (uint32_t i = 0; i < r->group->size; i++) {
+        const struct tly_post *p = tly_local_post(r, i);
+        pooled &= !p->call || tly_post_is_pooled(p);
+    }
     return !r->unaided && op->call->spares && op->call->spares(op->root) &&
            ((r->posts[l->me].flags & TLY_POST_EAGER) || pooled);
 }
@@ -35,7 +39,7 @@ static bool divert_suits(const struct tly_local *l, const struct tly_local_round
         return r->posts[l->me].flags & TLY_POST_SERVICE;
     if (divert_is_refused(l, r))
         return true;
-    return r->arrived < l->count && tly_posts_all_there(l, r) && tly_posts_no_doubts(l) &&
+    return r->arrived < r->group->size && tly_posts_all_there(l, r) && tly_posts_no_doubts(l) &&
            !divert_can_spare(l, r);
 }
 

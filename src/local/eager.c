@@ -14,11 +14,12 @@ static bool eager_suits(const struct tly_local *l, const struct tly_local_round 
 static enum tly_local_begun eager_begin(struct tly_local *l, struct tly_local_round *r)
 {
     const struct tly_local_op *op = r->op;
+    const struct tly_local_group *g = r->group;
     const void *in[TLY_LOCAL_RANKS];
-    in[l->me] = op->input;
-    for (uint32_t i = 0; i < l->count && op->bytes; i++)
-        if (i != l->me)
-            in[i] = r->posts[i].call ? r->data + (size_t)i * r->room : tly_work_zeros;
+    in[g->me] = op->input;
+    for (uint32_t i = 0; i < g->size && op->bytes; i++)
+        if (i != g->me)
+            in[i] = tly_local_post(r, i)->call ? r->data + (size_t)g->rank[i] * r->room : tly_work_zeros;
     tly_work_make(l, op, in);
     return TLY_BEGUN_ENDED;
 }

@@ -28,10 +28,11 @@ struct tly_neighbour {
 struct tly_local_round {
     struct tly_list node; /* ready, while there is work */
     uint64_t id;
-    struct tly_local_op *op; /* ours; NULL: not submitted yet, or ended */
+    struct tly_local_op *op;       /* ours; NULL: not submitted yet, or ended */
+    struct tly_local_group *group; /* who takes part; once this rank posts it */
     uint32_t arrived;
     uint32_t joins; /* how often all ranks had joined before it */
-    uint32_t lead;  /* the lowest rank that has posted it; once all that will have */
+    uint32_t lead;  /* of the ranks that have posted it the first; once all that will have */
     bool posted, over, counted;
     bool asked;                        /* for this rank to stand in */
     bool unaided;                      /* of a team: nobody stands in for a rank that has joined */
@@ -53,6 +54,7 @@ struct tly_local {
     const struct tly_local_user *calls;
     void *user;
     uint32_t me, count;
+    struct tly_local_group all; /* the machine's ranks */
     bool direct;
     uint64_t probe;    /* what the others try to read */
     bool crowded;      /* more ranks than cores */
@@ -109,6 +111,19 @@ struct tly_local {
     bool no_more;     /* no memory for others */
 };
 
+/* Who takes part in an operation. */
+static inline const struct tly_local_group *tly_local_group_of(const struct tly_local *l,
+                                                               const struct tly_local_op *op)
+{
+    return op->group ? op->group : &l->all;
+}
+
+/* The post of the rank with this place, once ours is out. */
+static inline const struct tly_post *tly_local_post(const struct tly_local_round *r, uint32_t place)
+{
+    return &r->posts[r->group->rank[place]];
+}
+
 /* A rank's number in the job. */
 static inline uint32_t tly_local_number(const struct tly_local *l, uint32_t rank)
 {
@@ -124,8 +139,8 @@ int tly_local_meet(struct tly_local *l);
 
 /* Ring a rank's bell and wake `whom` (TLY_WAKE_...) there. */
 void tly_local_ring(struct tly_local *l, uint32_t rank, uint32_t whom);
-/* Something has changed that other ranks may wait for, or that one rank may wait for. */
-void tly_local_tell(struct tly_local *l);
+/* Something has changed that these ranks may wait for, or that one rank may wait for. */
+void tly_local_tell(struct tly_local *l, const struct tly_local_group *g);
 void tly_local_tell_one(struct tly_local *l, uint32_t rank);
 /* Something has changed that sleeping callers of this rank may wait for. */
 void tly_local_tell_sleepers(struct tly_local *l);

@@ -21,7 +21,7 @@ static bool fetch_prepare(struct tly_local *l, struct tly_local_round *r)
 {
     struct tly_post *own = &r->posts[l->me];
     return ((own->flags & TLY_POST_EAGER) || tly_work_lend(l, r->op, own, false)) &&
-           (l->me != 0 || tly_work_take_entry(l, own));
+           (r->group->me != 0 || tly_work_take_entry(l, own));
 }
 
 /* Have memory for pieces of the lengths that are posted.  False: there is none. */
@@ -30,9 +30,9 @@ static bool fetch_take_room(struct tly_local *l, struct tly_local_round *r)
     int64_t dims[TLY_LOCAL_RANKS];
     uint64_t bytes[TLY_LOCAL_RANKS];
     r->moved = 0;
-    for (uint32_t i = 0; i < l->count; i++) {
-        dims[i] = r->posts[i].first_dim;
-        bytes[i] = r->posts[i].bytes;
+    for (uint32_t i = 0; i < r->group->size; i++) {
+        dims[i] = tly_local_post(r, i)->first_dim;
+        bytes[i] = tly_local_post(r, i)->bytes;
         r->moved += bytes[i];
     }
     r->op->output = l->calls->gather(l->user, r->op, dims, bytes);
@@ -42,7 +42,7 @@ static bool fetch_take_room(struct tly_local *l, struct tly_local_round *r)
 static enum tly_local_begun fetch_begin(struct tly_local *l, struct tly_local_round *r)
 {
     tly_work_share(l, r);
-    r->chunks = l->count;
+    r->chunks = r->group->size;
     if (!r->op->call->gathered || fetch_take_room(l, r))
         return TLY_BEGUN;
     l->calls->broken(l->user, ENOMEM, "no memory for an allgather's result");
@@ -73,11 +73,11 @@ static bool fetch_step(struct tly_local *l, struct tly_local_round *r, const str
     if (r->counted)
         return false;
     r->counted = true;
-    for (uint32_t i = 0; i < l->count; i++)
-        given[i] = r->posts[i].bytes;
+    for (uint32_t i = 0; i < r->group->size; i++)
+        given[i] = tly_local_post(r, i)->bytes;
     tly_work_takes(l, r->op, given, take);
-    for (uint32_t i = 0; i < l->count; i++)
-        if (take[i].bytes && !fetch_from(l, r, i, &take[i]))
+    for (uint32_t i = 0; i < r->group->size; i++)
+        if (take[i].bytes && !fetch_from(l, r, r->group->rank[i], &take[i]))
             return false;
     return tly_work_count(l, r);
 }

@@ -53,6 +53,7 @@ int tly_local_open(const struct tly_local_config *config, struct tly_local **out
     l->user = config->user;
     l->me = config->rank;
     l->count = config->ranks;
+    tly_local_group_make_all(&l->all, l->count, l->me);
     l->generation = tly_fork_generation();
     pthread_mutex_init(&l->lock, NULL);
     pthread_mutex_init(&l->inbox_lock, NULL);
@@ -172,7 +173,7 @@ void tly_local_fail(struct tly_local *l, int err, const char *sentence)
     }
     if (posted && atomic_load(&l->own->left)) { /* no coordinator says it: to the others we have just left */
         atomic_store_explicit(&l->own->left, 2, memory_order_release);
-        tly_local_tell(l);
+        tly_local_tell(l, &l->all);
     }
     pthread_mutex_unlock(&l->lock);
     tly_local_tell_sleepers(l);
@@ -183,7 +184,7 @@ void tly_local_leave(struct tly_local *l)
     pthread_mutex_lock(&l->lock); /* nobody is just reading what may be written over from now on */
     atomic_store_explicit(&l->own->left, 1, memory_order_release);
     pthread_mutex_unlock(&l->lock);
-    tly_local_tell(l);
+    tly_local_tell(l, &l->all);
 }
 
 void tly_local_stop(struct tly_local *l, int err, const char *sentence)
@@ -219,7 +220,7 @@ void tly_local_stop(struct tly_local *l, int err, const char *sentence)
     }
     tly_map_finish(&l->rounds);
     l->rounds = (struct tly_map){0};
-    l->count = 0;
+    l->count = l->all.size = 0;
     pthread_mutex_unlock(&l->lock);
 }
 

@@ -10,6 +10,7 @@
  * A file may use the files above it in this list (test/checks/test_circles.py):
  *
  *   process.c    whether another rank still lives
+ *   group.c      the ranks that take part
  *   segment.c    the memory, and the pool for tensors
  *   wake.c       whom a change is to wake, and sleeping
  *   work.c       what the ways have in common
@@ -64,6 +65,15 @@ struct tly_local_piece {
         ahead; /* its user has it, and has not said that it is sent, or, of a gathering, that it has landed */
 };
 
+enum { TLY_LOCAL_RANKS = 64 }; /* most */
+
+/* The ranks of this machine that take part in an operation. */
+struct tly_local_group {
+    uint64_t bits;     /* one for each of these ranks */
+    uint32_t size, me; /* ranks; our place among them */
+    uint8_t rank[TLY_LOCAL_RANKS]; /* of the machine's ranks: which one has this place */
+};
+
 /* One operation of this rank.  Filled in by the caller down to the line; zeros below. */
 struct tly_local_op {
     uint64_t key, spec;
@@ -74,8 +84,9 @@ struct tly_local_op {
     bool mark;                /* this rank refuses, or takes it back: the others must take the other way */
     bool patient;             /* it minds no wait for the others */
     bool grouped;             /* of a team: not all ranks of the job take part */
-    bool stands_in; /* of a team: this rank has joined, and does it for another one's sake (`stand_in`) */
-    uint32_t root;
+    struct tly_local_group *group; /* borrowed: who takes part; NULL: all of the machine's ranks */
+    bool stands_in;   /* of a team: this rank has joined, and does it for another one's sake (`stand_in`) */
+    uint32_t root;    /* its place in the group */
     int32_t priority; /* of a team: the urgency */
     double prescale, postscale;
     uint64_t count, bytes;
@@ -136,7 +147,10 @@ struct tly_local_config {
     int stuck_ms;            /* who takes longer over a chunk is stopped, and ends the job */
 };
 
-enum { TLY_LOCAL_RANKS = 64 }; /* most */
+/* These of the machine's ranks, in the order of their places; `me` is one. */
+void tly_local_group_make(struct tly_local_group *g, const uint32_t rank[], uint32_t size, uint32_t me);
+/* All of the machine's. */
+void tly_local_group_make_all(struct tly_local_group *g, uint32_t size, uint32_t me);
 
 /* Exchange segments with all ranks, which call it together.  *out is NULL if this or another rank cannot: then all
  * do without.  -errno if `turn` has said so, or if the others may share memory now without this one. */

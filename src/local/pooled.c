@@ -24,8 +24,10 @@ enum {
 static bool pooled_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
     bool pooled = r->op->call->reduces && tly_post_is_pooled(&r->posts[l->me]);
-    for (uint32_t i = 0; i < l->count && all && pooled; i++)
-        pooled = !r->posts[i].call || tly_post_is_pooled(&r->posts[i]);
+    for (uint32_t i = 0; i < r->group->size && all && pooled; i++) {
+        const struct tly_post *p = tly_local_post(r, i);
+        pooled = !p->call || tly_post_is_pooled(p);
+    }
     return pooled;
 }
 
@@ -34,9 +36,9 @@ static bool pooled_prepare(struct tly_local *l, struct tly_local_round *r)
     return tly_work_take_entry(l, &r->posts[l->me]);
 }
 
-void tly_pooled_cut(const struct tly_local *l, struct tly_local_round *r)
+void tly_pooled_cut(struct tly_local_round *r)
 {
-    uint64_t bytes = r->op->bytes, one = bytes / l->count, chunk = one / CHUNKS_EACH;
+    uint64_t bytes = r->op->bytes, one = bytes / r->group->size, chunk = one / CHUNKS_EACH;
     chunk = chunk < HANDY_CHUNK ? HANDY_CHUNK : chunk > MOST_CHUNK ? MOST_CHUNK : chunk;
     chunk = one > chunk ? chunk : one < LEAST_CHUNK ? LEAST_CHUNK : one;
     chunk = (chunk + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE;
@@ -49,7 +51,7 @@ void tly_pooled_cut(const struct tly_local *l, struct tly_local_round *r)
 static enum tly_local_begun pooled_begin(struct tly_local *l, struct tly_local_round *r)
 {
     tly_work_share(l, r);
-    tly_pooled_cut(l, r);
+    tly_pooled_cut(r);
     return TLY_BEGUN;
 }
 
@@ -58,27 +60,31 @@ static void pooled_reduce_block(struct tly_local *l, const struct tly_local_roun
                                 const struct tly_local_range range[], const struct tly_reduction *h,
                                 uint64_t from, size_t len)
 {
+    const struct tly_local_group *g = r->group;
     const void *in[TLY_LOCAL_RANKS];
     uint8_t *sum = NULL;
-    for (uint32_t i = 0; i < l->count; i++)
-        in[i] = r->posts[i].call ? l->at[i].base + r->posts[i].input + from : tly_work_zeros;
-    for (uint32_t i = 0; i < l->count; i++) {
-        uint8_t *out = l->at[i].base + r->posts[i].output + (from - range[i].begin);
-        if (!r->posts[i].call || !tly_work_is_in(&range[i], from))
+    for (uint32_t i = 0; i < g->size; i++) {
+        const struct tly_post *p = tly_local_post(r, i);
+        in[i] = p->call ? l->at[g->rank[i]].base + p->input + from : tly_work_zeros;
+    }
+    for (uint32_t i = 0; i < g->size; i++) {
+        const struct tly_post *p = tly_local_post(r, i);
+        uint8_t *out = l->at[g->rank[i]].base + p->output + (from - range[i].begin);
+        if (!p->call || !tly_work_is_in(&range[i], from))
             continue;
         if (sum)
             memcpy(out, sum, len);
         else
-            tly_reduce(h, (int)l->count, in, sum = out, len / tly_reduce_element_size(h->dtype));
+            tly_reduce(h, (int)g->size, in, sum = out, len / tly_reduce_element_size(h->dtype));
     }
 }
 
 /* Where the block that begins here ends. */
-static uint64_t pooled_end_of(const struct tly_local *l, const struct tly_local_range range[], uint64_t from,
-                              uint64_t to)
+static uint64_t pooled_end_of(const struct tly_local_round *r, const struct tly_local_range range[],
+                              uint64_t from, uint64_t to)
 {
     uint64_t end = to - from < BLOCK ? to : from + BLOCK;
-    for (uint32_t i = 0; i < l->count; i++) {
+    for (uint32_t i = 0; i < r->group->size; i++) {
         uint64_t last = range[i].begin + range[i].bytes;
         end = last > from && last < end ? last : end;
     }
@@ -114,9 +120,9 @@ static bool pooled_reduce_range(struct tly_local *l, const struct tly_local_roun
     struct tly_local_range range[TLY_LOCAL_RANKS];
     tly_work_ranges(l, r->op, range);
     for (uint64_t end; from < to; from = end) {
-        if (atomic_load_explicit(&l->failed, memory_order_relaxed) || tly_work_is_given_up(l))
+        if (atomic_load_explicit(&l->failed, memory_order_relaxed) || tly_work_is_given_up(l, r->group))
             return false; /* the communicator fails: the memory is its user's again */
-        end = pooled_end_of(l, range, from, to);
+        end = pooled_end_of(r, range, from, to);
         pooled_reduce_block(l, r, range, &h, from, end - from);
     }
     return true;
@@ -129,7 +135,7 @@ static bool pooled_step(struct tly_local *l, struct tly_local_round *r, const st
         return false;
     /* A rank that gives the round up takes all chunks, or sets `failed`, then looks at `working`. */
     atomic_store(&l->own->working, r->posts[r->lead].work + 1u);
-    bool ok = !tly_work_is_given_up(l) && pooled_take_chunk(r, &chunk);
+    bool ok = !tly_work_is_given_up(l, r->group) && pooled_take_chunk(r, &chunk);
     if (ok) {
         uint64_t from = (uint64_t)chunk * r->chunk_bytes, to = from + r->chunk_bytes;
         ok = pooled_reduce_range(l, r, from, to < r->op->bytes ? to : r->op->bytes);

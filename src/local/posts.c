@@ -99,11 +99,12 @@ bool tly_posts_all_there(const struct tly_local *l, const struct tly_local_round
 static bool posts_nobody_begins(const struct tly_local *l, const struct tly_local_round *r)
 {
     const struct tly_post *own = &r->posts[l->me];
-    for (uint32_t i = 0; i < l->count; i++)
-        if (r->posts[i].call ? (r->posts[i].flags & TLY_POST_SERVICE) || r->posts[i].spec != own->spec
-                             : l->left[i])
+    for (uint32_t i = 0; i < r->group->size; i++) {
+        const struct tly_post *p = tly_local_post(r, i);
+        if (p->call ? (p->flags & TLY_POST_SERVICE) || p->spec != own->spec : l->left[r->group->rank[i]])
             return true;
-    return r->arrived < l->count && tly_posts_all_there(l, r); /* it is the service's */
+    }
+    return r->arrived < r->group->size && tly_posts_all_there(l, r); /* it is the service's */
 }
 
 struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_local_round *r)
@@ -189,34 +190,38 @@ static bool posts_in_segment(const struct tly_local *l, uint32_t rank, uint64_t 
     return !bytes || (at >= sizeof(struct tly_control) && at <= all && bytes <= all - at);
 }
 
-/* Can what a rank has posted be used?  One that runs wild must not take the others with it. */
-static bool posts_is_sound(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
+/* Can what the rank with this place has posted be used?  One that runs wild must not take the others with it. */
+static bool posts_is_sound(const struct tly_local *l, const struct tly_local_round *r, uint32_t place)
 {
     const struct tly_local_op *op = r->op;
-    const struct tly_post *p = &r->posts[rank], *own = &r->posts[l->me];
-    uint64_t given = tly_work_gives(op, rank) ? op->bytes : 0;
+    const struct tly_post *p = tly_local_post(r, place), *own = &r->posts[l->me];
+    uint32_t rank = r->group->rank[place];
+    uint64_t given = tly_work_gives(op, place) ? op->bytes : 0;
     if (p->work >= TLY_WORKS ||
         (!op->call->gathered && ((p->flags ^ own->flags) & TLY_POST_EAGER || p->bytes != given)))
         return false;
     return (p->flags & TLY_POST_EAGER) ||
            (((~p->flags & TLY_POST_POOL_IN) || posts_in_segment(l, rank, p->input, p->bytes)) &&
             ((~p->flags & TLY_POST_POOL_OUT) ||
-             posts_in_segment(l, rank, p->output, tly_work_output_bytes(l, op, rank))));
+             posts_in_segment(l, rank, p->output, tly_work_output_bytes(l, op, place))));
 }
 
 /* All posts of the round are there, and the same. */
 static void posts_begin(struct tly_local *l, struct tly_local_round *r)
 {
-    for (uint32_t i = 0; i < l->count; i++)
-        if (r->posts[i].call && !posts_is_sound(l, r, i)) {
+    const struct tly_local_group *g = r->group;
+    for (uint32_t i = 0; i < g->size; i++)
+        if (tly_local_post(r, i)->call && !posts_is_sound(l, r, i)) {
             char sentence[100];
             snprintf(sentence, sizeof sentence, "rank %u has posted a malformed operation",
-                     tly_local_number(l, i));
+                     tly_local_number(l, g->rank[i]));
             l->calls->broken(l->user, EPROTO, sentence);
             return;
         }
-    while (!r->posts[r->lead].call)
-        r->lead++;
+    uint32_t lead = 0;
+    while (!tly_local_post(r, lead)->call)
+        lead++;
+    r->lead = g->rank[lead];
     r->moved = r->op->bytes;
     enum tly_local_begun begun = r->way->begin(l, r);
     if (begun == TLY_BEGUN)

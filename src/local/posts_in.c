@@ -177,12 +177,13 @@ void tly_posts_end_lost(struct tly_local *l)
         struct tly_local_op *op = tly_list_entry(n, struct tly_local_op, node);
         struct tly_local_round *r = op->meeting;
         next = n->next;
-        for (uint32_t i = 0; i < l->count; i++)
-            if (posts_in_is_lost(l, r, i)) {
+        for (uint32_t i = 0; i < r->group->size; i++)
+            if (posts_in_is_lost(l, r, r->group->rank[i])) {
                 char sentence[64];
                 if (!tly_posts_give_up(l, r))
                     return; /* the failure ends it */
-                snprintf(sentence, sizeof sentence, "rank %u has left the job", tly_local_number(l, i));
+                snprintf(sentence, sizeof sentence, "rank %u has left the job",
+                         tly_local_number(l, r->group->rank[i]));
                 tly_posts_end(l, tly_posts_let_go(l, r), ESHUTDOWN, sentence);
                 break;
             }

@@ -14,7 +14,7 @@
 
 static bool posts_out_gives(const struct tly_local *l, const struct tly_local_op *op)
 {
-    return !op->mark && tly_work_gives(op, l->me);
+    return !op->mark && tly_work_gives(op, tly_local_group_of(l, op)->me);
 }
 
 static uint64_t posts_out_address(const void *p)
@@ -27,7 +27,7 @@ static void posts_out_locate(struct tly_local *l, const struct tly_local_op *op,
 {
     uint64_t in = posts_out_gives(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
     bool written = op->call->reduces || op->parts;
-    uint64_t bytes = written ? tly_work_output_bytes(l, op, l->me) : 0;
+    uint64_t bytes = written ? tly_work_output_bytes(l, op, tly_local_group_of(l, op)->me) : 0;
     uint64_t out = bytes ? tly_segment_place(l->segment, op->output, bytes) : 0;
     bool none = written && !bytes; /* nobody writes there */
     p->input = in ? in : posts_out_address(op->input);
@@ -39,6 +39,7 @@ static void posts_out_book(struct tly_local *l, struct tly_local_round *r, struc
                            const struct tly_post *p)
 {
     r->op = op;
+    r->group = op->group ? op->group : &l->all;
     op->meeting = r;
     r->posts[l->me] = *p;
     r->unaided = op->call && (!op->call->spares || op->grouped); /* read in teams alone */

@@ -83,7 +83,7 @@ void tly_posts_show(struct tly_local *l, const struct tly_local_op *op, const st
         memcpy(here->tiny, op->input, payload);
     atomic_store_explicit(&here->there, 1, memory_order_release);
     l->tail = next;
-    tly_local_tell(l);
+    tly_local_tell(l, &l->all);
     /* The lines that are written next are in the others' caches since the ring came round: let them come meanwhile. */
     uint64_t behind = tly_posts_bytes_behind(payload);
     for (uint64_t k = 0; k < behind && k < TLY_AHEAD; k += 64)

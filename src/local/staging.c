@@ -250,7 +250,7 @@ static bool staging_sum_block(struct tly_local *l, const struct tly_local_round 
             out[outs++] = to;
     }
     for (uint64_t at = 0; at < b.bytes; at += SUMMED) {
-        if (tly_work_is_given_up(l))
+        if (tly_work_is_given_up(l, r->group))
             return false;
         size_t n = b.bytes - at < SUMMED ? b.bytes - at : SUMMED;
         const void *rows[TLY_LOCAL_RANKS];
@@ -269,13 +269,13 @@ static bool staging_sum(struct tly_local *l, struct tly_local_round *r)
         return false;
     /* A rank that gives the round up takes its blocks back, or sets `failed`, then looks at `working`. */
     atomic_store(&l->own->working, r->posts[0].work + 1u);
-    bool ok = !tly_work_is_given_up(l) && staging_can_sum(l, r) &&
+    bool ok = !tly_work_is_given_up(l, r->group) && staging_can_sum(l, r) &&
               staging_sum_block(l, r, (uint32_t)staging_next_sum(l, r));
     atomic_store_explicit(&l->own->working, 0, memory_order_release);
-    if (!ok || tly_work_is_given_up(l))
+    if (!ok || tly_work_is_given_up(l, r->group))
         return false;
     atomic_store_explicit(&r->work->done, (uint64_t)r->gen << 32 | ++r->summed, memory_order_release);
-    tly_local_tell(l);
+    tly_local_tell(l, r->group);
     return true;
 }
 
@@ -315,7 +315,7 @@ static void staging_elect(struct tly_local *l, const struct tly_local_round *r)
 {
     atomic_store_explicit(&l->own->elected, r ? staging_name_of(r) : 0, memory_order_relaxed);
     if (r)
-        tly_local_tell(l);
+        tly_local_tell(l, r->group);
 }
 
 /* The elected round has ended here: the next one. */
@@ -421,7 +421,7 @@ static enum tly_local_begun staging_begin(struct tly_local *l, struct tly_local_
     if (tly_post_is_pooled(&r->posts[l->me])) {
         r->staged = r->chunks;
         atomic_store_explicit(&r->work->next, (uint64_t)r->gen << 32 | r->staged, memory_order_release);
-        tly_local_tell(l);
+        tly_local_tell(l, r->group);
     }
     if (l->me == 0 && !atomic_load(&l->own->elected))
         staging_elect(l, r);

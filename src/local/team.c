@@ -84,11 +84,13 @@ static enum tly_local_begun team_begin(struct tly_local *l, struct tly_local_rou
     r->work = team_work_of(l, r, l->me);
     r->gen = r->posts[l->me].gen;
     r->chunks = r->op->parts;
-    for (uint32_t i = 0; i < l->count; i++)
-        if (r->posts[i].first_dim != r->chunks || r->posts[i].work >= TLY_WORKS) {
-            l->calls->broken(l->user, EPROTO, "the ranks of a machine have cut a tensor differently");
-            return TLY_BEGUN_NEVER;
-        }
+    for (uint32_t i = 0; i < r->group->size; i++) {
+        const struct tly_post *p = tly_local_post(r, i);
+        if (p->first_dim == r->chunks && p->work < TLY_WORKS)
+            continue;
+        l->calls->broken(l->user, EPROTO, "the ranks of a machine have cut a tensor differently");
+        return TLY_BEGUN_NEVER;
+    }
     return TLY_BEGUN;
 }
 
@@ -101,12 +103,13 @@ static void team_leave(struct tly_local *l)
 static bool team_enter(struct tly_local *l, const struct tly_local_round *r)
 {
     atomic_store(&l->own->working, team_token(r)); /* pairs with the looks in team_give_up() */
-    for (uint32_t i = 0; i < l->count; i++)
-        if (atomic_load(&team_work_of(l, r, i)->next) != (uint64_t)r->posts[i].gen << 32) {
+    for (uint32_t i = 0; i < r->group->size; i++)
+        if (atomic_load(&team_work_of(l, r, r->group->rank[i])->next) !=
+            (uint64_t)tly_local_post(r, i)->gen << 32) {
             team_leave(l);
             return false;
         }
-    if (tly_work_is_given_up(l)) { /* pairs with local_stop_writers() */
+    if (tly_work_is_given_up(l, r->group)) { /* pairs with local_stop_writers() */
         team_leave(l);
         return false;
     }
@@ -171,51 +174,54 @@ static bool team_sum_piece(struct tly_local *l, const struct tly_local_round *r,
     for (uint64_t at = piece->place; at < end; at += BLOCK) {
         size_t len = end - at < BLOCK ? end - at : BLOCK;
         const void *in[TLY_LOCAL_RANKS];
-        for (uint32_t i = 0; i < l->count; i++) {
-            const struct tly_post *p = &r->posts[i];
-            uint8_t *from = tly_work_seen(l, i, p->input + at, p->flags & TLY_POST_POOL_IN);
+        for (uint32_t i = 0; i < r->group->size; i++) {
+            const struct tly_post *p = tly_local_post(r, i);
+            uint32_t rank = r->group->rank[i];
+            uint8_t *from = tly_work_seen(l, rank, p->input + at, p->flags & TLY_POST_POOL_IN);
             if (!from) {
                 from = l->scratch + (size_t)i * TLY_BLOCK;
-                if (!tly_work_read(l, i, p->input + at, from, len))
+                if (!tly_work_read(l, rank, p->input + at, from, len))
                     return false;
             }
             in[i] = from;
         }
-        tly_reduce(&how, (int)l->count, in, sum + (at - piece->place),
+        tly_reduce(&how, (int)r->group->size, in, sum + (at - piece->place),
                    len / tly_reduce_element_size(op->dtype));
     }
-    return !tly_work_is_given_up(l);
+    return !tly_work_is_given_up(l, r->group);
 }
 
 /* Nobody is at any rank's buffers for this part any more; who counts the last one wakes the others. */
 static void team_count_part(struct tly_local *l, const struct tly_local_round *r)
 {
     bool last = false;
-    for (uint32_t i = 0; i < l->count; i++) {
+    for (uint32_t i = 0; i < r->group->size; i++) {
+        struct tly_work *w = team_work_of(l, r, r->group->rank[i]);
         /* acq_rel: who sees the last one sees all that came before. */
-        uint64_t v = atomic_fetch_add_explicit(&team_work_of(l, r, i)->done, 1, memory_order_acq_rel) + 1;
+        uint64_t v = atomic_fetch_add_explicit(&w->done, 1, memory_order_acq_rel) + 1;
         last |= (uint32_t)v == r->chunks;
     }
     if (last)
-        tly_local_tell(l);
+        tly_local_tell(l, r->group);
 }
 
 /* To all others. */
 static bool team_copy_to_others(struct tly_local *l, const struct tly_local_round *r,
                                 const struct tly_local_piece *piece, const uint8_t *from)
 {
-    for (uint32_t i = 0; i < l->count; i++) {
-        uint8_t *to = team_output_of(l, r, i, piece->place);
-        if (i == l->me)
+    for (uint32_t i = 0; i < r->group->size; i++) {
+        uint32_t rank = r->group->rank[i];
+        uint8_t *to = team_output_of(l, r, rank, piece->place);
+        if (rank == l->me)
             continue;
-        if (tly_work_is_given_up(l))
+        if (tly_work_is_given_up(l, r->group))
             return false;
         if (to)
             memcpy(to, from, piece->length);
-        else if (!tly_work_write(l, i, r->posts[i].output + piece->place, from, piece->length))
+        else if (!tly_work_write(l, rank, r->posts[rank].output + piece->place, from, piece->length))
             return false;
     }
-    if (tly_work_is_given_up(l))
+    if (tly_work_is_given_up(l, r->group))
         return false;
     team_count_part(l, r);
     return true;

@@ -36,6 +36,7 @@ static int begin(void **state)
     memset(&f, 0, sizeof f);
     summed = 0;
     f.l.count = 1;
+    tly_local_group_make_all(&f.l.all, 1, 0);
     f.l.calls = &calls;
     f.l.own = f.l.at[0].control = &f.control;
     f.l.in_flight = 1;
@@ -58,6 +59,7 @@ static int begin(void **state)
     if (!f.round)
         return -1;
     f.round->op = &f.op;
+    f.round->group = &f.l.all;
     f.round->posts[0] = (struct tly_post){
         .input = (uint64_t)(uintptr_t)f.in, .output = (uint64_t)(uintptr_t)f.out, .first_dim = PIECES};
     return tly_way_team.begin(&f.l, f.round) == TLY_BEGUN ? 0 : -1;

@@ -22,9 +22,11 @@ static struct fixture {
 static void post(const struct tly_call *call, uint8_t flags)
 {
     f.l = (struct tly_local){.me = ME, .count = RANKS, .at[0].control = &f.control};
+    tly_local_group_make_all(&f.l.all, RANKS, ME);
     f.op = (struct tly_local_op){.call = call->local, .bytes = 100};
     memset(f.round, 0, sizeof *f.round + RANKS * sizeof *f.round->posts);
     f.round->op = &f.op;
+    f.round->group = &f.l.all;
     f.round->posts[ME] = (struct tly_post){.call = 1, .spec = 7, .flags = flags};
     f.round->arrived = 1;
 }

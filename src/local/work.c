@@ -18,7 +18,7 @@ struct tly_reduction tly_work_how(const struct tly_local *l, const struct tly_lo
 {
     return (struct tly_reduction){.dtype = op->dtype,
                                   .op = op->reduction,
-                                  .divisor = l->count,
+                                  .divisor = tly_local_group_of(l, op)->size,
                                   .prescale = op->prescale,
                                   .postscale = op->postscale};
 }
@@ -26,8 +26,9 @@ struct tly_reduction tly_work_how(const struct tly_local *l, const struct tly_lo
 static struct tly_local_view work_view(const struct tly_local *l, const struct tly_local_op *op,
                                        const uint64_t given[])
 {
-    return (struct tly_local_view){.me = l->me,
-                                   .ranks = l->count,
+    const struct tly_local_group *g = tly_local_group_of(l, op);
+    return (struct tly_local_view){.me = g->me,
+                                   .ranks = g->size,
                                    .root = op->root,
                                    .given = given,
                                    .dims = op->dims,
@@ -38,14 +39,15 @@ void tly_work_takes(const struct tly_local *l, const struct tly_local_op *op, co
                     struct tly_local_take take[])
 {
     const struct tly_local_view view = work_view(l, op, given);
-    memset(take, 0, l->count * sizeof *take);
+    memset(take, 0, view.ranks * sizeof *take);
     op->call->takes(&view, take);
 }
 
 void tly_work_ranges(const struct tly_local *l, const struct tly_local_op *op, struct tly_local_range range[])
 {
     uint64_t given[TLY_LOCAL_RANKS];
-    for (uint32_t i = 0; i < l->count; i++) {
+    const uint32_t ranks = tly_local_group_of(l, op)->size;
+    for (uint32_t i = 0; i < ranks; i++) {
         given[i] = op->bytes;
         range[i] = (struct tly_local_range){.bytes = op->call->gets ? 0 : op->bytes};
     }
@@ -54,7 +56,7 @@ void tly_work_ranges(const struct tly_local *l, const struct tly_local_op *op, s
         op->call->gets(&view, range);
 }
 
-uint64_t tly_work_output_bytes(const struct tly_local *l, const struct tly_local_op *op, uint32_t rank)
+uint64_t tly_work_output_bytes(const struct tly_local *l, const struct tly_local_op *op, uint32_t place)
 {
     struct tly_local_range range[TLY_LOCAL_RANKS];
     if (!op->call->gets)
@@ -62,17 +64,18 @@ uint64_t tly_work_output_bytes(const struct tly_local *l, const struct tly_local
     if (op->parts)
         return 0;
     tly_work_ranges(l, op, range);
-    return range[rank].bytes;
+    return range[place].bytes;
 }
 
 static void work_take_all(const struct tly_local *l, const struct tly_local_op *op, const void *const in[])
 {
     uint64_t given[TLY_LOCAL_RANKS];
     struct tly_local_take take[TLY_LOCAL_RANKS];
-    for (uint32_t i = 0; i < l->count; i++)
+    const uint32_t ranks = tly_local_group_of(l, op)->size;
+    for (uint32_t i = 0; i < ranks; i++)
         given[i] = tly_gives(op->call->givers, op->root, i) ? op->bytes : 0;
     tly_work_takes(l, op, given, take);
-    for (uint32_t i = 0; i < l->count; i++) {
+    for (uint32_t i = 0; i < ranks; i++) {
         const uint8_t *from = (const uint8_t *)in[i] + take[i].from;
         uint8_t *to = (uint8_t *)op->output + take[i].to;
         if (take[i].bytes && to != from)
@@ -86,12 +89,13 @@ static void work_reduce_range(const struct tly_local *l, const struct tly_local_
 {
     struct tly_local_range range[TLY_LOCAL_RANKS];
     const void *rows[TLY_LOCAL_RANKS];
+    const struct tly_local_group *g = tly_local_group_of(l, op);
     tly_work_ranges(l, op, range);
-    const struct tly_local_range own = range[l->me];
-    for (uint32_t i = 0; i < l->count; i++)
+    const struct tly_local_range own = range[g->me];
+    for (uint32_t i = 0; i < g->size; i++)
         rows[i] = (const uint8_t *)in[i] + own.begin;
     if (own.bytes)
-        tly_reduce(how, (int)l->count, rows, op->output, own.bytes / tly_reduce_element_size(op->dtype));
+        tly_reduce(how, (int)g->size, rows, op->output, own.bytes / tly_reduce_element_size(op->dtype));
 }
 
 void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, const void *const in[])
@@ -107,13 +111,13 @@ void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, con
     if (op->call->gets)
         work_reduce_range(l, op, &how, in);
     else
-        tly_reduce(&how, (int)l->count, in, op->output, op->count);
+        tly_reduce(&how, (int)tly_local_group_of(l, op)->size, in, op->output, op->count);
 }
 
-bool tly_work_gives(const struct tly_local_op *op, uint32_t rank)
+bool tly_work_gives(const struct tly_local_op *op, uint32_t place)
 {
     bool spreads = op->parts && !op->call->reduces;
-    return !spreads && tly_gives(op->call->givers, op->root, rank);
+    return !spreads && tly_gives(op->call->givers, op->root, place);
 }
 
 /* --- other ranks' memory ------------------------------------------------------------------------- */
@@ -174,12 +178,12 @@ uint8_t *tly_work_seen(const struct tly_local *l, uint32_t rank, uint64_t at, bo
     return rank == l->me ? (uint8_t *)(uintptr_t)at : NULL;
 }
 
-bool tly_work_is_given_up(const struct tly_local *l)
+bool tly_work_is_given_up(const struct tly_local *l, const struct tly_local_group *g)
 {
     /* Pairs with the fence in local_stop_writers(): first it was read; and who says in `working` that he begins, then asks. */
     atomic_thread_fence(memory_order_seq_cst);
-    for (uint32_t i = 0; i < l->count; i++)
-        if (atomic_load_explicit(&l->at[i].control->failed, memory_order_relaxed))
+    for (uint32_t i = 0; i < g->size; i++)
+        if (atomic_load_explicit(&l->at[g->rank[i]].control->failed, memory_order_relaxed))
             return true;
     return false;
 }
@@ -250,12 +254,12 @@ void tly_work_share(struct tly_local *l, struct tly_local_round *r)
 
 bool tly_work_count(struct tly_local *l, const struct tly_local_round *r)
 {
-    if (tly_work_is_given_up(l))
+    if (tly_work_is_given_up(l, r->group))
         return false;
     /* acq_rel: the results of all that came before are there for who sees the last one. */
     uint64_t v = atomic_fetch_add_explicit(&r->work->done, 1, memory_order_acq_rel) + 1;
     if ((uint32_t)v == r->chunks)
-        tly_local_tell(l);
+        tly_local_tell(l, r->group);
     return true;
 }
 

@@ -13,14 +13,14 @@ extern const uint8_t tly_work_zeros[TLY_ZEROS]; /* stands for a rank that has jo
 
 /* How the operation sums. */
 struct tly_reduction tly_work_how(const struct tly_local *l, const struct tly_local_op *op);
-/* Fill in what this rank takes of each rank, of given[] bytes. */
+/* Fill in what this rank takes of the rank with each place, of given[] bytes. */
 void tly_work_takes(const struct tly_local *l, const struct tly_local_op *op, const uint64_t given[],
                     struct tly_local_take take[]);
-/* Fill in the range of the result that each rank gets. */
+/* Fill in the range of the result that the rank with each place gets. */
 void tly_work_ranges(const struct tly_local *l, const struct tly_local_op *op,
                      struct tly_local_range range[]);
-/* How much of a rank's output others write.  In a team that is the whole result, or nothing. */
-uint64_t tly_work_output_bytes(const struct tly_local *l, const struct tly_local_op *op, uint32_t rank);
+/* How much of the output others write, of the rank with this place.  In a team that is the whole result, or nothing. */
+uint64_t tly_work_output_bytes(const struct tly_local *l, const struct tly_local_op *op, uint32_t place);
 
 static inline bool tly_work_is_in(const struct tly_local_range *range, uint64_t at)
 {
@@ -30,8 +30,8 @@ static inline bool tly_work_is_in(const struct tly_local_range *range, uint64_t 
 /* Make the result in this rank's memory of what each rank gives, which lies at in[]. */
 void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, const void *const in[]);
 
-/* Do the others find the rank's data by its post?  In a team who gives data that are not summed copies them to the others. */
-bool tly_work_gives(const struct tly_local_op *op, uint32_t rank);
+/* Do the others find the data of the rank with this place by its post?  In a team who gives data that are not summed copies them to the others. */
+bool tly_work_gives(const struct tly_local_op *op, uint32_t place);
 
 /* Where the others cannot reach this rank's private memory: have memory in the pool for it instead, with the input in it,
  * and say so in our post.  writes: they write into the output, too.  False: there is none. */
@@ -54,13 +54,13 @@ bool tly_work_read(struct tly_local *l, uint32_t rank, uint64_t from, void *to, 
 bool tly_work_write(struct tly_local *l, uint32_t rank, uint64_t to, const void *from, size_t len);
 /* Where this process sees a rank's input or output; NULL: in that rank's private memory. */
 uint8_t *tly_work_seen(const struct tly_local *l, uint32_t rank, uint64_t at, bool pool);
-/* Has some rank's communicator failed?  What was read of its memory may be something else by now. */
-bool tly_work_is_given_up(const struct tly_local *l);
+/* Has the communicator of one of these ranks failed?  What was read of its memory may be something else by now. */
+bool tly_work_is_given_up(const struct tly_local *l, const struct tly_local_group *g);
 
 /* --- pooled.c --- */
 
 /* Cut a large reduction into chunks. */
-void tly_pooled_cut(const struct tly_local *l, struct tly_local_round *r);
+void tly_pooled_cut(struct tly_local_round *r);
 
 /* --- staging.c --- */
 

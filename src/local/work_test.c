@@ -202,10 +202,10 @@ static void test_cut(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tly_local_op op = {.bytes = cases[i].bytes};
-        struct tly_local_round r = {.op = &op};
-        static struct tly_local l;
-        l.count = cases[i].ranks;
-        tly_pooled_cut(&l, &r);
+        struct tly_local_group all;
+        struct tly_local_round r = {.op = &op, .group = &all};
+        tly_local_group_make_all(&all, cases[i].ranks, 0);
+        tly_pooled_cut(&r);
         assert_int_equal(r.chunks, cases[i].chunks);
         assert_int_equal(r.chunk_bytes, cases[i].chunk_bytes);
     }
@@ -224,7 +224,7 @@ static void test_ranges(void **state)
     };
     static const int64_t dims[] = {2, 0, 3};
     static struct tly_local l;
-    l.count = 3;
+    tly_local_group_make_all(&l.all, 3, 0);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct tly_local_op op = {
             .call = cases[i].call->local, .dtype = TALLY_FLOAT32, .root = 1, .bytes = 20, .dims = dims};
