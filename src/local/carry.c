@@ -110,6 +110,7 @@ static void carry_leave_mark(struct tly_local *l, const struct tly_local_op *op)
         .spec = op->spec,
         .round = op->round,
         .number = op->number,
+        .group = op->group,
         .patient = op->patient,
         .mark = true,
         .stands_in = op->stands_in,

@@ -33,6 +33,9 @@ enum { TLY_POST_JOINED = 64 };
 enum { TLY_POST_LATE = 128 };
 enum { TLY_POST_PATIENT = 32 }; /* who has posted it minds no wait for the others */
 
+/* `there` of a post: all ranks of the machine take part, or a group's: then a line follows that has a bit for each rank. */
+enum { TLY_POST_ALL = 1, TLY_POST_GROUP, TLY_POST_LINE = 64 };
+
 /* One rank's call.  In the ring; its payload follows, and the next post begins at a multiple of 64.  Readers look at
  * `there` of the next one: what is tiny crosses from core to core as one line of the cache. */
 struct tly_post {
@@ -51,7 +54,7 @@ struct tly_post {
     uint8_t call; /* its number; 0: there is no post */
     uint8_t flags;
     _Atomic uint32_t
-        there; /* last, release; pairs with acquire in the readers.  Cleared before the one before */
+        there; /* 0: none yet.  Last, release; pairs with acquire in the readers.  Cleared before the one before */
 };
 _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
 
@@ -67,7 +70,7 @@ struct tly_work {
         double prescale, postscale;
         uint64_t count;
         int32_t priority;
-        uint8_t dtype, reduction, grouped;
+        uint8_t dtype, reduction;
     } what;
 };
 

@@ -39,7 +39,7 @@ static bool divert_suits(const struct tly_local *l, const struct tly_local_round
         return r->posts[l->me].flags & TLY_POST_SERVICE;
     if (divert_is_refused(l, r))
         return true;
-    return r->arrived < r->group->size && tly_posts_all_there(l, r) && tly_posts_no_doubts(l) &&
+    return r->arrived < r->size && tly_posts_all_there(l, r) && tly_posts_no_doubts(l) &&
            !divert_can_spare(l, r);
 }
 

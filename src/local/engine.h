@@ -30,6 +30,9 @@ struct tly_local_round {
     uint64_t id;
     struct tly_local_op *op;       /* ours; NULL: not submitted yet, or ended */
     struct tly_local_group *group; /* who takes part; once this rank posts it */
+    uint64_t ranks;                /* the same, as bits, from the beginning */
+    uint32_t size;                 /* how many */
+    bool grouped;                  /* a group's */
     uint32_t arrived;
     uint32_t joins; /* how often all ranks had joined before it */
     uint32_t lead;  /* of the ranks that have posted it the first; once all that will have */
@@ -139,8 +142,9 @@ int tly_local_meet(struct tly_local *l);
 
 /* Ring a rank's bell and wake `whom` (TLY_WAKE_...) there. */
 void tly_local_ring(struct tly_local *l, uint32_t rank, uint32_t whom);
-/* Something has changed that these ranks may wait for, or that one rank may wait for. */
-void tly_local_tell(struct tly_local *l, const struct tly_local_group *g);
+/* Something has changed that other ranks may wait for, or a group's, or that one rank may wait for. */
+void tly_local_tell(struct tly_local *l);
+void tly_local_tell_group(struct tly_local *l, const struct tly_local_group *g);
 void tly_local_tell_one(struct tly_local *l, uint32_t rank);
 /* Something has changed that sleeping callers of this rank may wait for. */
 void tly_local_tell_sleepers(struct tly_local *l);

@@ -173,7 +173,7 @@ void tly_local_fail(struct tly_local *l, int err, const char *sentence)
     }
     if (posted && atomic_load(&l->own->left)) { /* no coordinator says it: to the others we have just left */
         atomic_store_explicit(&l->own->left, 2, memory_order_release);
-        tly_local_tell(l, &l->all);
+        tly_local_tell(l);
     }
     pthread_mutex_unlock(&l->lock);
     tly_local_tell_sleepers(l);
@@ -184,7 +184,7 @@ void tly_local_leave(struct tly_local *l)
     pthread_mutex_lock(&l->lock); /* nobody is just reading what may be written over from now on */
     atomic_store_explicit(&l->own->left, 1, memory_order_release);
     pthread_mutex_unlock(&l->lock);
-    tly_local_tell(l, &l->all);
+    tly_local_tell(l);
 }
 
 void tly_local_stop(struct tly_local *l, int err, const char *sentence)
@@ -250,45 +250,55 @@ void tly_local_unref(struct tly_local *l)
 
 static bool local_is_missing(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
-    return !r->posts[rank].call && !tly_posts_lacks(l, r, rank);
+    return r->ranks >> rank & 1 && !r->posts[rank].call && !tly_posts_lacks(l, r, rank);
 }
 
-/* "1, 3-4" of the ranks that have not posted. */
+/* "1, 3-4", as the job counts, of the ranks that have not posted. */
 static void local_missing(const struct tly_local *l, const struct tly_local_round *r, char *out, size_t len)
 {
     size_t at = 0;
     out[0] = '\0';
     for (uint32_t i = 0; i < l->count; i++) {
-        uint32_t to = i;
+        uint32_t to = i, first = tly_local_number(l, i), last = first;
         if (!local_is_missing(l, r, i))
             continue;
-        while (to + 1 < l->count && local_is_missing(l, r, to + 1))
-            to++;
+        while (to + 1 < l->count && local_is_missing(l, r, to + 1) && tly_local_number(l, to + 1) == last + 1)
+            last = tly_local_number(l, ++to);
         if (at + 32 < len)
-            at += (size_t)(to > i ? snprintf(out + at, len - at, "%s%u-%u", at ? ", " : "", i, to)
-                                  : snprintf(out + at, len - at, "%s%u", at ? ", " : "", i));
+            at += (size_t)(last > first ? snprintf(out + at, len - at, "%s%u-%u", at ? ", " : "", first, last)
+                                        : snprintf(out + at, len - at, "%s%u", at ? ", " : "", first));
         i = to;
     }
 }
 
-int tly_local_late(struct tly_local *l, struct tly_local_late *out)
+/* NULL: there is none. */
+static const struct tly_local_op *local_oldest(const struct tly_local *l, bool teams)
+{
+    for (const struct tly_list *n = l->ops.next; n != &l->ops; n = n->next) {
+        const struct tly_local_op *op = tly_list_entry(n, struct tly_local_op, node);
+        if (teams || !op->parts)
+            return op;
+    }
+    return NULL;
+}
+
+int tly_local_late(struct tly_local *l, bool teams, struct tly_local_late *out)
 {
     if (pthread_mutex_trylock(&l->lock) != 0)
         return -EBUSY;
-    bool any = !tly_list_empty(&l->ops);
-    if (any) {
-        const struct tly_local_op *op = tly_list_entry(l->ops.next, struct tly_local_op, node);
+    const struct tly_local_op *op = local_oldest(l, teams);
+    if (op) {
         const struct tly_post *posts = op->meeting->posts;
+        uint32_t lowest = 0;
+        while (!posts[lowest].call || (posts[lowest].flags & TLY_POST_PATIENT && lowest < l->me))
+            lowest++;
         out->key = op->key;
         out->round = op->round;
-        out->lowest = 0;
-        while (!posts[out->lowest].call ||
-               (posts[out->lowest].flags & TLY_POST_PATIENT && out->lowest < l->me))
-            out->lowest++;
+        out->lowest = tly_local_number(l, lowest);
         local_missing(l, op->meeting, out->ranks, sizeof out->ranks);
     }
     pthread_mutex_unlock(&l->lock);
-    return any;
+    return op != NULL;
 }
 
 int tly_local_dead(struct tly_local *l)

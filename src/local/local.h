@@ -71,6 +71,7 @@ enum { TLY_LOCAL_RANKS = 64 }; /* most */
 struct tly_local_group {
     uint64_t bits;     /* one for each of these ranks */
     uint32_t size, me; /* ranks; our place among them */
+    bool agreed;       /* all its ranks have shown that they mean the same list; owner: the engine's lock */
     uint8_t rank[TLY_LOCAL_RANKS]; /* of the machine's ranks: which one has this place */
 };
 
@@ -83,8 +84,7 @@ struct tly_local_op {
     uint8_t dtype, reduction; /* of tally.h */
     bool mark;                /* this rank refuses, or takes it back: the others must take the other way */
     bool patient;             /* it minds no wait for the others */
-    bool grouped;             /* of a team: not all ranks of the job take part */
-    struct tly_local_group *group; /* borrowed: who takes part; NULL: all of the machine's ranks */
+    struct tly_local_group *group; /* borrowed: of a group, its ranks on this machine; NULL: all ranks */
     bool stands_in;   /* of a team: this rank has joined, and does it for another one's sake (`stand_in`) */
     uint32_t root;    /* its place in the group */
     int32_t priority; /* of a team: the urgency */
@@ -205,11 +205,12 @@ bool tly_local_is_idle(struct tly_local *l);
 struct tly_local_late {
     uint64_t key;
     uint32_t round;
-    uint32_t lowest; /* rank that has submitted it and minds the wait */
-    char ranks[160]; /* that have not, as "1, 3-4"; "": all have */
+    uint32_t lowest; /* rank of the job that has submitted it and minds the wait */
+    char ranks[160]; /* of the job, that have not, as "1, 3-4"; "": all have */
 };
-/* 1: the oldest operation; 0: there is none; -EBUSY: somebody is just at work, and it may be any. */
-int tly_local_late(struct tly_local *l, struct tly_local_late *out);
+/* 1: the oldest operation; 0: there is none; -EBUSY: somebody is just at work, and it may be any.  teams: also of those that
+ * their team pushes to services. */
+int tly_local_late(struct tly_local *l, bool teams, struct tly_local_late *out);
 
 /* A rank, of the machine's, that has died and not left before; -1: none is seen to have, or somebody is just at work. */
 int tly_local_dead(struct tly_local *l);

@@ -1,4 +1,4 @@
-/* pooled.c - the way of large reductions whose tensors all lie in the pool.
+/* pooled.c - the way of large reductions whose tensors all lie in the pool, and of a group's, which copies its tensors there.
  *
  * The tensor is cut into chunks.  Whoever is free takes the next one, reads it from all ranks and writes the sum to all ranks
  * that get it, so a rank that computes delays nobody: the others do its share.  The work entry of the lowest rank that has posted counts
@@ -23,7 +23,7 @@ enum {
 
 static bool pooled_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
-    bool pooled = r->op->call->reduces && tly_post_is_pooled(&r->posts[l->me]);
+    bool pooled = r->op->call->reduces && (r->grouped || tly_post_is_pooled(&r->posts[l->me]));
     for (uint32_t i = 0; i < r->group->size && all && pooled; i++) {
         const struct tly_post *p = tly_local_post(r, i);
         pooled = !p->call || tly_post_is_pooled(p);
@@ -33,7 +33,8 @@ static bool pooled_suits(const struct tly_local *l, const struct tly_local_round
 
 static bool pooled_prepare(struct tly_local *l, struct tly_local_round *r)
 {
-    return tly_work_take_entry(l, &r->posts[l->me]);
+    struct tly_post *own = &r->posts[l->me];
+    return (!r->grouped || tly_work_stage(l, r->op, own, true)) && tly_work_take_entry(l, own);
 }
 
 void tly_pooled_cut(struct tly_local_round *r)
@@ -144,6 +145,20 @@ static bool pooled_step(struct tly_local *l, struct tly_local_round *r, const st
     return ok && tly_work_count(l, r);
 }
 
+/* Take the result out of the pool. */
+static void pooled_finish(const struct tly_local *l, const struct tly_local_round *r)
+{
+    const struct tly_local_op *op = r->op;
+    struct tly_local_range range[TLY_LOCAL_RANKS];
+    if (!op->borrowed)
+        return;
+    tly_work_ranges(l, op, range);
+    const struct tly_local_range own = range[r->group->me];
+    const uint8_t *from = (const uint8_t *)op->borrowed + own.begin;
+    if (own.bytes && l->at[l->me].base + r->posts[l->me].output == from)
+        memcpy(op->output, from, own.bytes);
+}
+
 static bool pooled_give_up(struct tly_local *l, const struct tly_local_round *r)
 {
     if (!r->work)
@@ -162,4 +177,5 @@ const struct tly_way tly_way_pooled = {
     .step = pooled_step,
     .can_step = pooled_can_step,
     .is_finished = tly_work_is_finished,
+    .finish = pooled_finish,
     .give_up = pooled_give_up};

@@ -18,17 +18,18 @@
 
 enum { MOST_IDLE = 64 }; /* rounds kept for later */
 
-static uint64_t posts_round_id(uint64_t key, uint32_t round)
+static uint64_t posts_round_id(uint64_t key, uint32_t round, uint64_t ranks)
 {
-    uint64_t x = key ^ (round + 1) * 0x9e3779b97f4a7c15ull;
+    uint64_t x = key ^ (round + 1) * 0x9e3779b97f4a7c15ull ^ ranks * 0xc2b2ae3d27d4eb4full;
     x ^= x >> 32;
     x *= 0xd6e8feb86659fd93ull;
     return x ^ x >> 32;
 }
 
-struct tly_local_round *tly_posts_round(struct tly_local *l, uint64_t key, uint32_t number, uint32_t joins)
+struct tly_local_round *tly_posts_round(struct tly_local *l, uint64_t key, uint32_t number, uint64_t ranks,
+                                        uint32_t joins)
 {
-    uint64_t id = posts_round_id(key, number);
+    uint64_t id = posts_round_id(key, number, ranks);
     struct tly_local_round *r = tly_map_get(&l->rounds, id);
     if (r)
         return r;
@@ -41,6 +42,9 @@ struct tly_local_round *tly_posts_round(struct tly_local *l, uint64_t key, uint3
     }
     r->id = id;
     r->joins = joins;
+    r->ranks = ranks ? ranks : l->all.bits;
+    r->size = ranks ? (uint32_t)__builtin_popcountll(ranks) : l->count;
+    r->grouped = r->unaided = ranks != 0;
     if (tly_map_put(&l->rounds, id, r) != 0) {
         free(r->data);
         free(r);
@@ -50,9 +54,10 @@ struct tly_local_round *tly_posts_round(struct tly_local *l, uint64_t key, uint3
     return r;
 }
 
-struct tly_local_round *tly_posts_find(const struct tly_local *l, uint64_t key, uint32_t number)
+struct tly_local_round *tly_posts_find(const struct tly_local *l, uint64_t key, uint32_t number,
+                                       uint64_t ranks)
 {
-    return tly_map_get(&l->rounds, posts_round_id(key, number));
+    return tly_map_get(&l->rounds, posts_round_id(key, number, ranks));
 }
 
 static void posts_drop(struct tly_local *l, struct tly_local_round *r)
@@ -76,20 +81,38 @@ static void posts_drop(struct tly_local *l, struct tly_local_round *r)
 /* All posts of it have come that ever will. */
 static bool posts_is_complete(const struct tly_local *l, const struct tly_local_round *r)
 {
-    for (uint32_t i = 0; i < l->count && r->arrived < l->count; i++)
-        if (!r->posts[i].call && !l->left[i] && !tly_posts_lacks(l, r, i))
+    for (uint32_t i = 0; i < l->count && r->arrived < r->size; i++)
+        if (r->ranks >> i & 1 && !r->posts[i].call && !l->left[i] && !tly_posts_lacks(l, r, i))
             return false;
     return true;
+}
+
+/* All its ranks have posted the same, and the group's list is of what they compare. */
+static bool posts_have_agreed(const struct tly_local_round *r)
+{
+    bool same = r->arrived == r->size;
+    for (uint32_t i = 1; i < r->size && same; i++)
+        same = tly_local_post(r, i)->spec == tly_local_post(r, 0)->spec;
+    return same;
+}
+
+static void posts_drop_if_complete(struct tly_local *l, struct tly_local_round *r)
+{
+    if (!posts_is_complete(l, r))
+        return;
+    if (r->grouped && r->group && !r->group->agreed)
+        r->group->agreed = posts_have_agreed(r);
+    posts_drop(l, r);
 }
 
 bool tly_posts_all_there(const struct tly_local *l, const struct tly_local_round *r)
 {
     uint32_t count = r->arrived;
-    if (count == l->count || !l->joined)
-        return count == l->count;
+    if (count == r->size || !l->joined)
+        return count == r->size;
     for (uint32_t i = 0; i < l->count; i++)
-        count += tly_posts_lacks(l, r, i);
-    return count == l->count;
+        count += r->ranks >> i & 1 && tly_posts_lacks(l, r, i);
+    return count == r->size;
 }
 
 /* --- a round ends ------------------------------------------------------------------------------- */
@@ -104,7 +127,7 @@ static bool posts_nobody_begins(const struct tly_local *l, const struct tly_loca
         if (p->call ? (p->flags & TLY_POST_SERVICE) || p->spec != own->spec : l->left[r->group->rank[i]])
             return true;
     }
-    return r->arrived < r->group->size && tly_posts_all_there(l, r); /* it is the service's */
+    return r->arrived < r->size && tly_posts_all_there(l, r); /* it is the service's */
 }
 
 struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_local_round *r)
@@ -126,8 +149,7 @@ struct tly_local_op *tly_posts_let_go(struct tly_local *l, struct tly_local_roun
     if (r->posts[l->me].gen && (op->parts || (r->work ? r->way->is_finished(r) : posts_nobody_begins(l, r))))
         l->free_work[l->free_count++] = r->posts[l->me].work;
     r->work = NULL;
-    if (posts_is_complete(l, r))
-        posts_drop(l, r);
+    posts_drop_if_complete(l, r);
     return op;
 }
 
@@ -242,8 +264,7 @@ bool tly_posts_no_doubts(const struct tly_local *l)
 void tly_posts_check(struct tly_local *l, struct tly_local_round *r)
 {
     if (r->over) {
-        if (posts_is_complete(l, r))
-            posts_drop(l, r);
+        posts_drop_if_complete(l, r);
         return;
     }
     if (!r->posted)

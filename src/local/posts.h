@@ -23,6 +23,12 @@ static inline uint64_t tly_posts_bytes_behind(uint64_t payload)
     return payload <= TLY_TINY ? 0 : (payload + 63) / 64 * 64;
 }
 
+/* Bytes of a ring that a post takes with its payload. */
+static inline uint64_t tly_posts_length(bool grouped, uint64_t payload)
+{
+    return sizeof(struct tly_post) + (grouped ? TLY_POST_LINE : 0) + tly_posts_bytes_behind(payload);
+}
+
 /* Copy bytes out of a ring, from this place on. */
 void tly_posts_copy(const struct tly_control *c, uint64_t at, void *to, size_t len);
 /* Tell a rank how far its ring has been read, unless that is little.  What is unsaid always leaves the rank room for a
@@ -35,13 +41,16 @@ void tly_posts_show(struct tly_local *l, const struct tly_local_op *op, const st
 
 /* --- posts.c --- */
 
-/* The round of a name with this number, new if there is none.  `joins`: how often the rank that posts it had joined
- * before, which all its ranks have in common.  NULL: out of memory. */
-struct tly_local_round *tly_posts_round(struct tly_local *l, uint64_t key, uint32_t number, uint32_t joins);
+/* The round of a name with this number, new if there is none.  `ranks`: those of its group, as bits; 0: all.  So posts meet
+ * only where they name the same ranks.  `joins`: how often the rank that posts it had joined before, which all its ranks have in
+ * common.  NULL: out of memory. */
+struct tly_local_round *tly_posts_round(struct tly_local *l, uint64_t key, uint32_t number, uint64_t ranks,
+                                        uint32_t joins);
 /* The same; NULL: there is none. */
-struct tly_local_round *tly_posts_find(const struct tly_local *l, uint64_t key, uint32_t number);
+struct tly_local_round *tly_posts_find(const struct tly_local *l, uint64_t key, uint32_t number,
+                                       uint64_t ranks);
 
-/* The rank has joined and has not posted this, nor will it: zeros stand for it, or in a team nothing does. */
+/* The rank has joined and has not posted this, nor will it: zeros stand for it, or in a team or group nothing does. */
 static inline bool tly_posts_lacks(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
     return l->joined && !r->posts[rank].call && l->at[rank].joins > r->joins &&

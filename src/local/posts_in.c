@@ -1,7 +1,7 @@
 /* posts_in.c - reads what the other ranks have posted, and notices who has joined or left.
  *
  * Each rank's ring is read from where the last look ended.  A post goes into its round (posts.c).  Two kinds of posts are
- * not calls: a rank has joined, or takes a post back.  A rank that leaves is noticed before its ring is read, so all that
+ * not calls: a rank has joined, or takes a post back.  A post of a group without this rank is passed over.  A rank that leaves is noticed before its ring is read, so all that
  * it had posted counts.  Then operations end that it will not do its part of.
  *
  * All under the engine's lock. */
@@ -14,7 +14,7 @@
 #include "local/way.h"
 #include "ops/local.h"
 
-/* `p` is the post at offset `at` of its rank's ring. */
+/* The payload of post `p` lies at offset `at` of its rank's ring, or in the post. */
 static bool posts_in_keep_payload(struct tly_local *l, struct tly_local_round *r, uint32_t rank,
                                   const struct tly_post *p, uint64_t at, uint32_t bytes)
 {
@@ -30,7 +30,7 @@ static bool posts_in_keep_payload(struct tly_local *l, struct tly_local_round *r
         r->room = room;
     }
     if (bytes > TLY_TINY)
-        tly_posts_copy(l->at[rank].control, at + sizeof *p, r->data + (size_t)rank * r->room, bytes);
+        tly_posts_copy(l->at[rank].control, at, r->data + (size_t)rank * r->room, bytes);
     else if (bytes)
         memcpy(r->data + (size_t)rank * r->room, p->tiny, bytes);
     return true;
@@ -46,7 +46,7 @@ static void posts_in_miss(struct tly_local *l, struct tly_local_round *r, uint32
     }
     if (r->asked)
         return;
-    if ((p->flags & TLY_POST_SERVICE) || p->work >= TLY_WORKS) {
+    if (r->grouped || (p->flags & TLY_POST_SERVICE) || p->work >= TLY_WORKS) {
         r->over = r->unaided = true; /* unless another one means it */
         return;
     }
@@ -58,7 +58,6 @@ static void posts_in_miss(struct tly_local *l, struct tly_local_round *r, uint32
         .number = p->call,
         .dtype = w->what.dtype,
         .reduction = w->what.reduction,
-        .grouped = w->what.grouped,
         .priority = w->what.priority,
         .prescale = w->what.prescale,
         .postscale = w->what.postscale,
@@ -105,6 +104,47 @@ bool tly_posts_take_joined(struct tly_local *l, uint32_t rank)
     return true;
 }
 
+/* The ranks that take part, as bits; 0: all. */
+static uint64_t posts_in_ranks(const struct tly_neighbour *n, const struct tly_post *p, uint64_t at)
+{
+    uint64_t ranks = 0;
+    if (atomic_load_explicit(&p->there, memory_order_relaxed) == TLY_POST_GROUP)
+        tly_posts_copy(n->control, at + sizeof *p, &ranks, sizeof ranks);
+    return ranks;
+}
+
+/* A call of a rank, at this place of its ring, in which this rank takes part.  False: the job fails. */
+static bool posts_in_take_call(struct tly_local *l, uint32_t rank, const struct tly_post *p, uint64_t ranks,
+                               uint64_t *at)
+{
+    struct tly_neighbour *n = &l->at[rank];
+    uint64_t bytes = p->flags & TLY_POST_EAGER ? p->bytes : 0;
+    bool sound = bytes <= TLY_EAGER && (!ranks || (ranks >> rank & 1 && !(ranks & ~l->all.bits)));
+    struct tly_local_round *r =
+        sound ? tly_posts_round(l, p->key, p->round, ranks, n->joins - !!(p->flags & TLY_POST_LATE)) : NULL;
+    if (!sound || (r && (r->posts[rank].call || !p->call))) {
+        char sentence[100];
+        snprintf(sentence, sizeof sentence, "rank %u has posted %s", tly_local_number(l, rank),
+                 sound ? "an operation twice, or none" : "a malformed operation");
+        l->calls->broken(l->user, EPROTO, sentence);
+        return false;
+    }
+    uint64_t next = *at + tly_posts_length(ranks, bytes), behind = next - tly_posts_bytes_behind(bytes);
+    if (!r || !posts_in_keep_payload(l, r, rank, p, behind, (uint32_t)bytes)) {
+        l->calls->broken(l->user, ENOMEM, "out of memory");
+        return false;
+    }
+    r->order = rank == 0 ? *at : r->order;
+    *at = next;
+    atomic_store_explicit(&n->read, next, memory_order_relaxed);
+    r->posts[rank] = *p;
+    r->arrived++;
+    if (l->at[l->me].joins > r->joins && !r->posted)
+        posts_in_miss(l, r, rank);
+    tly_posts_check(l, r);
+    return true;
+}
+
 static bool posts_in_read_ring(struct tly_local *l, uint32_t rank)
 {
     struct tly_neighbour *n = &l->at[rank];
@@ -113,41 +153,22 @@ static bool posts_in_read_ring(struct tly_local *l, uint32_t rank)
         return false;
     do {
         struct tly_post p = *tly_post_at(n->control, at);
+        uint64_t ranks = posts_in_ranks(n, &p, at);
         if (p.flags & TLY_POST_JOINED) {
             at += sizeof p;
             atomic_store_explicit(&n->read, at, memory_order_relaxed);
             if (!tly_posts_take_joined(l, rank))
                 return false;
-            continue;
-        }
-        if (p.flags & TLY_POST_BACK) {
-            at += sizeof p;
+        } else if (p.flags & TLY_POST_BACK) {
+            at += tly_posts_length(ranks, 0);
             atomic_store_explicit(&n->read, at, memory_order_relaxed);
-            tly_posts_settle(l, tly_posts_find(l, p.key, p.round), rank, p.flags & TLY_POST_SERVICE);
-            continue;
-        }
-        uint64_t bytes = p.flags & TLY_POST_EAGER ? p.bytes : 0;
-        struct tly_local_round *r =
-            tly_posts_round(l, p.key, p.round, n->joins - !!(p.flags & TLY_POST_LATE));
-        if (r && (r->posts[rank].call || !p.call || bytes > TLY_EAGER)) {
-            char sentence[100];
-            snprintf(sentence, sizeof sentence, "rank %u has posted %s", tly_local_number(l, rank),
-                     bytes > TLY_EAGER ? "a malformed operation" : "an operation twice, or none");
-            l->calls->broken(l->user, EPROTO, sentence);
+            tly_posts_settle(l, tly_posts_find(l, p.key, p.round, ranks), rank, p.flags & TLY_POST_SERVICE);
+        } else if (ranks && !(ranks >> l->me & 1)) {
+            at += tly_posts_length(ranks, p.flags & TLY_POST_EAGER ? p.bytes : 0);
+            atomic_store_explicit(&n->read, at, memory_order_relaxed);
+        } else if (!posts_in_take_call(l, rank, &p, ranks, &at)) {
             return false;
         }
-        if (!r || !posts_in_keep_payload(l, r, rank, &p, at, (uint32_t)bytes)) {
-            l->calls->broken(l->user, ENOMEM, "out of memory");
-            return false;
-        }
-        r->order = rank == 0 ? at : r->order;
-        at += sizeof p + tly_posts_bytes_behind(bytes);
-        atomic_store_explicit(&n->read, at, memory_order_relaxed);
-        r->posts[rank] = p;
-        r->arrived++;
-        if (l->at[l->me].joins > r->joins && !r->posted)
-            posts_in_miss(l, r, rank);
-        tly_posts_check(l, r);
     } while (tly_post_is_there(n, at));
     tly_posts_say_read(l, rank);
     return true;

@@ -17,6 +17,12 @@ static bool posts_out_gives(const struct tly_local *l, const struct tly_local_op
     return !op->mark && tly_work_gives(op, tly_local_group_of(l, op)->me);
 }
 
+/* The ranks that take part, as bits; 0: all. */
+static uint64_t posts_out_ranks(const struct tly_local_op *op)
+{
+    return op->group ? op->group->bits : 0;
+}
+
 static uint64_t posts_out_address(const void *p)
 {
     return (uint64_t)(uintptr_t)p;
@@ -42,7 +48,7 @@ static void posts_out_book(struct tly_local *l, struct tly_local_round *r, struc
     r->group = op->group ? op->group : &l->all;
     op->meeting = r;
     r->posts[l->me] = *p;
-    r->unaided = op->call && (!op->call->spares || op->grouped); /* read in teams alone */
+    r->unaided = r->grouped || (op->call && !op->call->spares); /* read in teams alone */
     r->way = tly_way_expected(l, r);
 }
 
@@ -59,19 +65,32 @@ static void posts_out_posted(struct tly_local *l, struct tly_local_round *r, uin
 
 void tly_posts_follow(struct tly_local *l, struct tly_local_op *op, const struct tly_post *p, uint64_t at)
 {
-    struct tly_local_round *r = tly_posts_round(l, op->key, op->round, l->at[l->me].joins); /* an idle one */
+    struct tly_local_round *r =
+        tly_posts_round(l, op->key, op->round, posts_out_ranks(op), l->at[l->me].joins); /* an idle one */
     posts_out_book(l, r, op, p);
     posts_out_posted(l, r, at);
+}
+
+/* Ranks that mean other lists by a group's name would wait for posts of each other.  Services compare lists, so all that a
+ * group does goes there until its ranks have posted the same once. */
+static void posts_out_look_at_group(struct tly_local *l, struct tly_local_op *op)
+{
+    if (!op->group || op->parts || op->group->agreed)
+        return;
+    tly_posts_read(l);
+    op->mark |= !op->group->agreed;
 }
 
 /* False: no room in the ring, or no memory, and the job fails. */
 static bool posts_out_post(struct tly_local *l, struct tly_local_op *op)
 {
+    posts_out_look_at_group(l, op);
     bool small = op->bytes <= TLY_EAGER && !op->parts, gives = posts_out_gives(l, op);
-    uint64_t need = sizeof(struct tly_post) + tly_posts_bytes_behind(small && gives ? op->bytes : 0);
+    uint64_t need = tly_posts_length(op->group, small && gives ? op->bytes : 0);
     if (!tly_posts_has_room(l, need + sizeof(struct tly_post)) || (op->parts && !l->free_count))
         return false;
-    struct tly_local_round *r = tly_posts_round(l, op->key, op->round, l->at[l->me].joins - op->stands_in);
+    struct tly_local_round *r =
+        tly_posts_round(l, op->key, op->round, posts_out_ranks(op), l->at[l->me].joins - op->stands_in);
     if (!r) {
         l->calls->broken(l->user, ENOMEM, "out of memory");
         return false; /* it stays where the failure will find it */
@@ -105,12 +124,12 @@ static bool posts_out_post(struct tly_local *l, struct tly_local_op *op)
 static bool posts_out_take_back(struct tly_local *l, const struct tly_local_op *op)
 {
     struct tly_post p = {.key = op->key, .round = op->round, .call = op->number, .flags = TLY_POST_BACK};
-    if (!tly_posts_has_room(l, 2 * sizeof p))
+    if (!tly_posts_has_room(l, tly_posts_length(op->group, 0) + sizeof p))
         return false;
     atomic_fetch_add(&l->at[0].control->doubts, 1);
     atomic_thread_fence(memory_order_seq_cst); /* the others' posts are not read before */
     tly_posts_read(l);                         /* it may end here */
-    struct tly_local_round *r = tly_posts_find(l, p.key, p.round);
+    struct tly_local_round *r = tly_posts_find(l, p.key, p.round, posts_out_ranks(op));
     bool back = r && r->op && !tly_posts_all_there(l, r);
     p.flags |= back ? TLY_POST_SERVICE : 0;
     tly_posts_show(l, op, &p);

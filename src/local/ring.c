@@ -70,23 +70,39 @@ static void into_ring(struct tly_local *l, uint64_t at, const void *from, size_t
     memcpy(l->own->ring, (const uint8_t *)from + first, len - first);
 }
 
-void tly_posts_show(struct tly_local *l, const struct tly_local_op *op, const struct tly_post *p)
+/* g: the operation's group, or NULL.  Inlined twice: what all ranks do takes as long as without groups. */
+__attribute__((always_inline)) static inline void ring_show(
+    struct tly_local *l, const struct tly_local_op *op, const struct tly_post *p,
+    const struct tly_local_group *g)
 {
     uint64_t payload = p->flags & TLY_POST_EAGER ? p->bytes : 0;
-    uint64_t next = l->tail + sizeof *p + tly_posts_bytes_behind(payload);
+    uint64_t behind = tly_posts_bytes_behind(payload), next = l->tail + tly_posts_length(g, payload);
     atomic_store_explicit(&tly_post_at(l->own, next)->there, 0, memory_order_relaxed);
     struct tly_post *here = tly_post_at(l->own, l->tail);
     memcpy(here, p, offsetof(struct tly_post, there));
+    if (g)
+        memcpy(tly_post_at(l->own, l->tail + sizeof *p), &g->bits, sizeof g->bits);
     if (payload > TLY_TINY)
-        into_ring(l, l->tail + sizeof *p, op->input, payload);
+        into_ring(l, next - behind, op->input, payload);
     else if (payload)
         memcpy(here->tiny, op->input, payload);
-    atomic_store_explicit(&here->there, 1, memory_order_release);
+    atomic_store_explicit(&here->there, g ? TLY_POST_GROUP : TLY_POST_ALL, memory_order_release);
     l->tail = next;
-    tly_local_tell(l, &l->all);
+    /* Until a doubt is settled no rank begins anything. */
+    if (g && !(p->flags & TLY_POST_BACK))
+        tly_local_tell_group(l, g);
+    else
+        tly_local_tell(l);
     /* The lines that are written next are in the others' caches since the ring came round: let them come meanwhile. */
-    uint64_t behind = tly_posts_bytes_behind(payload);
     for (uint64_t k = 0; k < behind && k < TLY_AHEAD; k += 64)
         __builtin_prefetch(tly_post_at(l->own, next + sizeof *p + k), 1);
     __builtin_prefetch(tly_post_at(l->own, next + sizeof *p + behind), 1);
+}
+
+void tly_posts_show(struct tly_local *l, const struct tly_local_op *op, const struct tly_post *p)
+{
+    if (op->group)
+        ring_show(l, op, p, op->group);
+    else
+        ring_show(l, op, p, NULL);
 }

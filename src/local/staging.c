@@ -54,7 +54,7 @@ static uint32_t staging_owner_of(const struct tly_local *l, const struct tly_loc
 static bool staging_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
     bool pooled = tly_post_is_pooled(&r->posts[l->me]);
-    if (!r->op->call->reduces)
+    if (!r->op->call->reduces || r->grouped)
         return false;
     for (uint32_t i = 0; i < l->count && all; i++) {
         if (tly_posts_lacks(l, r, i))
@@ -275,7 +275,7 @@ static bool staging_sum(struct tly_local *l, struct tly_local_round *r)
     if (!ok || tly_work_is_given_up(l, r->group))
         return false;
     atomic_store_explicit(&r->work->done, (uint64_t)r->gen << 32 | ++r->summed, memory_order_release);
-    tly_local_tell(l, r->group);
+    tly_local_tell(l);
     return true;
 }
 
@@ -315,7 +315,7 @@ static void staging_elect(struct tly_local *l, const struct tly_local_round *r)
 {
     atomic_store_explicit(&l->own->elected, r ? staging_name_of(r) : 0, memory_order_relaxed);
     if (r)
-        tly_local_tell(l, r->group);
+        tly_local_tell(l);
 }
 
 /* The elected round has ended here: the next one. */
@@ -421,7 +421,7 @@ static enum tly_local_begun staging_begin(struct tly_local *l, struct tly_local_
     if (tly_post_is_pooled(&r->posts[l->me])) {
         r->staged = r->chunks;
         atomic_store_explicit(&r->work->next, (uint64_t)r->gen << 32 | r->staged, memory_order_release);
-        tly_local_tell(l, r->group);
+        tly_local_tell(l);
     }
     if (l->me == 0 && !atomic_load(&l->own->elected))
         staging_elect(l, r);

@@ -52,7 +52,6 @@ static void team_describe(const struct tly_local_op *op, struct tly_work *w)
     w->what.priority = op->priority;
     w->what.dtype = op->dtype;
     w->what.reduction = op->reduction;
-    w->what.grouped = op->grouped;
 }
 
 /* Does each rank get the whole sum? */
@@ -202,7 +201,7 @@ static void team_count_part(struct tly_local *l, const struct tly_local_round *r
         last |= (uint32_t)v == r->chunks;
     }
     if (last)
-        tly_local_tell(l, r->group);
+        tly_local_tell_group(l, r->group);
 }
 
 /* To all others. */

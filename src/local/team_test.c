@@ -60,6 +60,8 @@ static int begin(void **state)
         return -1;
     f.round->op = &f.op;
     f.round->group = &f.l.all;
+    f.round->ranks = f.l.all.bits;
+    f.round->size = f.l.all.size;
     f.round->posts[0] = (struct tly_post){
         .input = (uint64_t)(uintptr_t)f.in, .output = (uint64_t)(uintptr_t)f.out, .first_dim = PIECES};
     return tly_way_team.begin(&f.l, f.round) == TLY_BEGUN ? 0 : -1;

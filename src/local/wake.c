@@ -31,7 +31,14 @@ static void wake_rank(struct tly_local *l, uint32_t rank)
         tly_local_ring(l, rank, whom);
 }
 
-void tly_local_tell(struct tly_local *l, const struct tly_local_group *g)
+void tly_local_tell(struct tly_local *l)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    for (uint32_t i = 0; i < l->count; i++)
+        wake_rank(l, i);
+}
+
+void tly_local_tell_group(struct tly_local *l, const struct tly_local_group *g)
 {
     atomic_thread_fence(memory_order_seq_cst);
     for (uint32_t i = 0; i < g->size; i++)

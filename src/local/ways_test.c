@@ -27,6 +27,8 @@ static void post(const struct tly_call *call, uint8_t flags)
     memset(f.round, 0, sizeof *f.round + RANKS * sizeof *f.round->posts);
     f.round->op = &f.op;
     f.round->group = &f.l.all;
+    f.round->ranks = f.l.all.bits;
+    f.round->size = f.l.all.size;
     f.round->posts[ME] = (struct tly_post){.call = 1, .spec = 7, .flags = flags};
     f.round->arrived = 1;
 }

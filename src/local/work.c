@@ -211,9 +211,15 @@ bool tly_work_await_others(struct tly_local *l, uint32_t at)
 
 bool tly_work_lend(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes)
 {
+    return l->direct || tly_work_stage(l, op, own, writes);
+}
+
+bool tly_work_stage(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes)
+{
     bool in = own->bytes && !(own->flags & TLY_POST_POOL_IN),
          out = writes && !(own->flags & TLY_POST_POOL_OUT);
-    if (l->direct || (!in && !out))
+    struct tly_local_range range[TLY_LOCAL_RANKS];
+    if (!in && !out)
         return true;
     if (tly_pool_borrow(l->segment, op->bytes, &op->borrowed) != 0)
         return false;
@@ -224,7 +230,9 @@ bool tly_work_lend(struct tly_local *l, struct tly_local_op *op, struct tly_post
         own->flags |= TLY_POST_POOL_IN;
     }
     if (out) {
-        own->output = at;
+        tly_work_ranges(l, op, range);
+        /* Over this rank's input for what it gets, which is read when that is written. */
+        own->output = at + range[tly_local_group_of(l, op)->me].begin;
         own->flags |= TLY_POST_POOL_OUT;
     }
     return true;
@@ -259,7 +267,7 @@ bool tly_work_count(struct tly_local *l, const struct tly_local_round *r)
     /* acq_rel: the results of all that came before are there for who sees the last one. */
     uint64_t v = atomic_fetch_add_explicit(&r->work->done, 1, memory_order_acq_rel) + 1;
     if ((uint32_t)v == r->chunks)
-        tly_local_tell(l, r->group);
+        tly_local_tell_group(l, r->group);
     return true;
 }
 

@@ -36,6 +36,8 @@ bool tly_work_gives(const struct tly_local_op *op, uint32_t place);
 /* Where the others cannot reach this rank's private memory: have memory in the pool for it instead, with the input in it,
  * and say so in our post.  writes: they write into the output, too.  False: there is none. */
 bool tly_work_lend(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes);
+/* The same wherever the input or output is not in the pool. */
+bool tly_work_stage(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes);
 
 /* Have a work entry for our post.  False: none is free. */
 bool tly_work_take_entry(struct tly_local *l, struct tly_post *own);

@@ -344,6 +344,40 @@ static void test_results(void **state)
     run_all(results);
 }
 
+/* A group that shares memory has its ranks in an order of its own. */
+static int gathers_in_group(int rank, void *arg)
+{
+    struct board *b = arg;
+    static const int backwards[] = {2, 1};
+    tally_comm *c = open_with_stage(b, rank);
+    tally_group *g;
+    if (rank == 1 || rank == 2)
+        CHECK(tally_group_create(c, "backwards", backwards, 2, &g) == 0);
+    for (int step = 0; step < 4 && (rank == 1 || rank == 2); step++) {
+        struct tally_options o = job_in(g);
+        tally_op *op;
+        fill(rank, MANY, step);
+        CHECK(tally_allgather_into(c, NULL, in, out, MANY, TALLY_INT64, &o, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == 0);
+        for (size_t i = 0; i < MANY; i++)
+            CHECK(out[i] == value(2, i, step) && out[MANY + i] == value(1, i, step));
+        CHECK(step < 2 || !atomic_load(&op->shared.op.diverted));
+        tally_op_free(op);
+    }
+    return leave(c);
+}
+
+static void test_group(void **state)
+{
+    static const int three_and_one[] = {0, 0, 0, 1};
+    for (int i = 0; i < 4; i++) {
+        struct board *b = job_shared(sizeof *b);
+        b->only = i / 2 ? 1 : -1;
+        job_run(&(struct job){
+            .ranks = 4, .machine = i % 2 ? three_and_one : together, .main = gathers_in_group, .arg = b});
+    }
+}
+
 /* --- failures ------------------------------------------------------------------------------------ */
 
 /* Rank 1's stage fails part `part`, and how the operation ends on each rank is on the board.  It has failed: true. */
@@ -658,7 +692,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_results), cmocka_unit_test(test_failures), cmocka_unit_test(test_dies),
         cmocka_unit_test(test_joins),   cmocka_unit_test(test_overlaps), cmocka_unit_test(test_diverted),
-        cmocka_unit_test(test_full),    cmocka_unit_test(test_late),
+        cmocka_unit_test(test_full),    cmocka_unit_test(test_late),     cmocka_unit_test(test_group),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

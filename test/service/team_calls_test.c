@@ -6,18 +6,20 @@
 #include <sys/resource.h>
 
 #include "comm/comm.h"
+#include "comm/op/op.h"
 #include "job.h"
 #include "local/engine.h"
 #include "local/segment.h"
 
 #include <cmocka.h>
 
-enum { OPS = UNDER_SANITIZER ? 60 : 150, ABREAST = 3, MOST_COUNT = 200000, MOST = 60000 };
+enum { OPS = UNDER_SANITIZER ? 70 : 210, ABREAST = 3, MOST_COUNT = 200000, MOST = 60000 };
 
 enum call { BROADCAST, REDUCE, SCATTER, CALLS, SUM = CALLS, GATHER, ALL_CALLS };
 
 struct board {
     int run;
+    atomic_int shared; /* calls in shared memory alone */
     bool private_only; /* no rank may reach into another's memory */
     char layout[JOB_MOST_RANKS + 1];
     uint64_t hash[2][OPS];
@@ -29,7 +31,7 @@ struct crowd {
     int rank[JOB_MOST_RANKS];
     tally_group *group;
 };
-enum { CROWDS = 5 };
+enum { CROWDS = 7 };
 
 /* --- the bits ------------------------------------------------------------------------------------ */
 
@@ -137,13 +139,17 @@ static void begin(tally_comm *c, const struct crowd *crowd, struct under_way *u,
 }
 
 /* The result's hash, of all ranks'. */
-static uint64_t end(tally_comm *c, struct under_way *u, int rank, int i)
+static uint64_t end(tally_comm *c, struct board *b, struct under_way *u, int rank, int i)
 {
     const struct what *w = &u->what;
     bool member = u->op, apart = member && w->call != BROADCAST && (!w->in_place || w->call == GATHER);
     uint64_t h[JOB_MOST_RANKS] = {0}, own = 0;
-    if (member)
-        job_expect(u->op, 0);
+    if (member) {
+        CHECK(tally_op_wait(u->op, -1) == 0);
+        b->shared +=
+            u->op->shared.engine && !u->op->shared.op.parts && !atomic_load(&u->op->shared.op.diverted);
+        tally_op_free(u->op);
+    }
     if (member && u->wants)
         own = job_hash(u->out, u->out_bytes);
     if (apart) { /* what was given is as it was */
@@ -175,24 +181,28 @@ static void join_crowd(tally_comm *c, struct crowd *crowd, int number)
 }
 
 /* All ranks; those of the first two machines; of the last two, the later one first; of the first and the last; all but rank 0,
- * backwards. */
+ * backwards; those of the first machine, backwards; and the last two of these. */
 static void make_crowds(tally_comm *c, const char *layout, struct crowd crowd[CROWDS])
 {
     const int ranks = tally_comm_size(c);
     const char last = layout[ranks - 1] > 'b' ? layout[ranks - 1] : 'b';
-    const char *const machines[CROWDS - 2] = {"ab", (char[]){last, (char)(last - 1), 0},
-                                              (char[]){'a', last, 0}};
+    const char *const machines[] = {"ab", (char[]){last, (char)(last - 1), 0}, (char[]){'a', last, 0}};
     for (int i = 0; i < CROWDS; i++)
         crowd[i] = (struct crowd){.own = -1};
     for (int r = 0; r < ranks; r++)
         crowd[0].rank[crowd[0].n++] = r;
-    for (int i = 1; i < CROWDS - 1; i++)
+    for (int i = 1; i < 4; i++)
         for (const char *m = machines[i - 1]; *m; m++)
             for (int r = 0; r < ranks; r++)
                 if (layout[r] == *m)
                     crowd[i].rank[crowd[i].n++] = r;
     for (int r = ranks; --r > 0;)
-        crowd[CROWDS - 1].rank[crowd[CROWDS - 1].n++] = r;
+        crowd[4].rank[crowd[4].n++] = r;
+    for (int r = ranks; r-- > 0;)
+        if (layout[r] == 'a')
+            crowd[5].rank[crowd[5].n++] = r;
+    for (int k = 2; k-- > 0;)
+        crowd[6].rank[crowd[6].n++] = crowd[5].rank[k];
     for (int i = 0; i < CROWDS; i++)
         join_crowd(c, &crowd[i], i);
 }
@@ -210,7 +220,7 @@ static int all_calls(int rank, void *arg)
         for (int k = 0; k < ABREAST; k++)
             begin(c, &crowd[(i + k) / ALL_CALLS % CROWDS], &u[k], rank, i + k);
         for (int k = 0; k < ABREAST; k++) {
-            uint64_t h = end(c, &u[k], rank, i + k);
+            uint64_t h = end(c, b, &u[k], rank, i + k);
             if (rank == 0)
                 b->hash[b->run][i + k] = h;
         }
@@ -241,7 +251,9 @@ static void compare_layout(const char *layout, int tallyds, const char *part, bo
     run_layout(b, layout, tallyds, "TALLY_LOCAL=off", part);
     b->run = 1;
     b->private_only = private_only;
+    assert_int_equal(b->shared, 0);
     run_layout(b, layout, tallyds, "TALLY_LOCAL=on", part);
+    assert_true(b->shared > OPS / CROWDS);
     for (int i = 0; i < OPS; i++)
         if (b->hash[0][i] != b->hash[1][i])
             fail_msg("%s: operation %d (call %d) of group %d has other bits", layout, i, i % ALL_CALLS,
@@ -250,8 +262,8 @@ static void compare_layout(const char *layout, int tallyds, const char *part, bo
 
 static void test_as_each_for_itself(void **state)
 {
-    static const char *const layouts[] = {"aabb",     "abab", "aaabbb",   "aabbc",
-                                          "aaaabbcc", "aab",  "aabbccdd", "aabbccc"};
+    static const char *const layouts[] = {"aabb", "abab",     "aaabbb",  "aabbc",    "aaaabbcc",
+                                          "aab",  "aabbccdd", "aabbccc", "abbaaabb", "aaaaa"};
     for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++)
         compare_layout(layouts[i], i % 3, i % 2 ? "TALLY_PART_BYTES=16K" : "TALLY_PART_BYTES=64K", false);
 }
@@ -259,6 +271,7 @@ static void test_as_each_for_itself(void **state)
 static void test_memory_out_of_reach(void **state)
 {
     compare_layout("aabb", 1, "TALLY_PART_BYTES=16K", true);
+    compare_layout("aaaaa", 0, "TALLY_PART_BYTES=16K", true);
 }
 
 static const int pairs[] = {0, 0, 1, 1};

@@ -150,6 +150,28 @@ static int group_have_numbers(tally_comm *c, struct tally_group *g)
     return err;
 }
 
+/* Without teams the job has one machine, or none where ranks share memory. */
+static void group_find_neighbours(const tally_comm *c, struct tally_group *g)
+{
+    const struct tly_seats *seats = tly_teams_seats(&c->teams);
+    uint32_t rank[TLY_LOCAL_RANKS], count = 0;
+    for (int i = 0; i < g->size && c->local; i++) {
+        const struct tly_seat seat =
+            seats ? seats->rank[g->ranks[i]] : (struct tly_seat){(uint32_t)c->machine, g->ranks[i]};
+        if (seat.machine == (uint32_t)c->machine)
+            rank[count++] = seat.place;
+    }
+    tly_local_group_make(&g->here, rank, count, (uint32_t)c->local_rank);
+}
+
+uint32_t tly_group_place(const struct tally_group *g, uint32_t rank)
+{
+    uint32_t place = 0;
+    while (g->ranks[place] != rank)
+        place++;
+    return place;
+}
+
 static int group_read_list(tally_comm *c, struct tally_group *g, const int ranks[])
 {
     bool *named = calloc((size_t)c->size, sizeof *named);
@@ -176,6 +198,8 @@ static int group_read_list(tally_comm *c, struct tally_group *g, const int ranks
         err = tly_fail(EINVAL, "group '%.100s': rank %d is not in it: only its own ranks make a group",
                        g->name, c->rank);
     g->list = group_hash_list(g->ranks, g->size);
+    if (!err)
+        group_find_neighbours(c, g);
     return err;
 }
 

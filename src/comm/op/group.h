@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "base/map.h"
+#include "local/local.h"
 #include "tally/tally.h"
 #include "wire/frame.h"
 
@@ -23,6 +24,7 @@ struct tally_group {
     uint32_t number;               /* of the list, on the wire; 0: all ranks in their order */
     int rank, size;                /* our place in it */
     uint32_t *ranks;               /* owned */
+    struct tly_local_group here;   /* its ranks that share memory with us; none: size 0 */
     struct tly_carriers *carriers; /* owned, but where the list is that of all ranks; NULL: it has no teams */
     uint64_t unnamed[TLY_KINDS];   /* calls without a name of each kind; under names.lock, as those below */
     uint64_t ordered[256 - TALLY_SPACE_ORDERED];
@@ -35,6 +37,12 @@ struct tly_rank_list {
     const uint32_t *ranks;
     int size;
 };
+
+/* Do all its ranks share memory?  False of all ranks' own list. */
+static inline bool tly_group_shares_memory(const struct tally_group *g)
+{
+    return g->number && g->here.size == (uint32_t)g->size;
+}
 
 /* All groups, under names.lock. */
 struct tly_groups {
@@ -55,6 +63,8 @@ int tly_group_begin(tally_comm *c); /* all ranks; sentence set */
 void tly_group_finish(tally_comm *c);
 /* All ranks' carriers, once it is known where they sit.  -ENOMEM. */
 int tly_group_have_carriers(tally_comm *c);
+/* The place of a rank of the job in it. */
+uint32_t tly_group_place(const struct tally_group *g, uint32_t rank);
 /* "0-2, 5" */
 void tly_group_text(const struct tally_group *g, char *out, size_t len);
 /* The service behind `p` must know a group before its first part.  -ENOMEM. */

@@ -53,7 +53,7 @@ bool tly_joining_stand_in(void *comm, const struct tly_local_op *like)
 {
     tally_comm *c = comm;
     const struct tly_call *call = tly_call_of(like->number);
-    if (!call || !tly_call_is_sum_for_all(call) || like->grouped)
+    if (!call || !tly_call_is_sum_for_all(call))
         return false;
     struct wanted *w = malloc(sizeof *w);
     if (w) {

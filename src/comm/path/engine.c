@@ -125,7 +125,7 @@ static void engine_watch_oldest(tally_comm *c)
     struct tly_local_late l;
     struct tly_watched *w = &c->watched;
     int64_t now = c->loop.awake;
-    int oldest = tly_local_late(c->local, &l);
+    int oldest = tly_local_late(c->local, false, &l);
     if (oldest == 0 || tly_joining_is_on(&c->joining)) {
         w->since = 0;
         return;
@@ -168,7 +168,7 @@ static void engine_look_for_dead(tally_comm *c)
 {
     struct tly_local_late oldest = {0};
     struct tly_watched *w = &c->watched;
-    bool any = tly_local_late(c->local, &oldest) > 0;
+    bool any = tly_local_late(c->local, true, &oldest) > 0;
     bool stuck = any && oldest.key == w->oldest_key && oldest.round == w->oldest_round;
     w->oldest_key = oldest.key;
     w->oldest_round = oldest.round;
@@ -198,6 +198,6 @@ void tly_engine_tick(tally_comm *c)
         return;
     }
     engine_look_for_dead(c);
-    if (c->machines == 1 && !tly_comm_is_doomed(c))
-        engine_watch_oldest(c); /* else the home of each does */
+    if (!tly_comm_is_doomed(c))
+        engine_watch_oldest(c); /* a team's: its home does */
 }

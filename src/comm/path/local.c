@@ -1,5 +1,6 @@
-/* local.c - operations that go through shared memory: where all ranks share one machine and no tallyd sums with them, they
- * go to src/local/ instead of the services.
+/* local.c - operations that go through shared memory: where all their ranks share one machine, they go to src/local/ instead of
+ * the services.  Such are those of a group on one machine.  Those of all ranks are if the job has one machine and no tallyd sums
+ * with it.
  *
  * engine.c has the engine itself and what it calls.  An operation on which ranks disagree, or which one refuses, goes to
  * the service all the same: it tells all ranks what is wrong.  Also the pool: memory that all ranks of the machine see.
@@ -55,6 +56,10 @@ void tly_comm_describe_local(struct tally_op *op)
     l->mark = op->mark || !op->call->local;
     l->patient = tly_wait_is_patient(&op->wait);
     l->root = op->root;
+    if (op->group->number) {
+        l->group = &op->group->here;
+        l->root = op->call->root ? tly_group_place(op->group, op->root) : op->root;
+    }
     l->priority = op->priority;
     l->prescale = tly_spec_prescale(&op->spec);
     l->postscale = tly_spec_postscale(&op->spec);
@@ -98,8 +103,8 @@ static const struct tly_engine_user local_user = {
 /* What may meet another kind, in a space where the tensor has none, must at least be told of. */
 static bool local_suits(const tally_comm *c, const struct tally_op *op)
 {
-    return c->local && c->machines == 1 && op->group->number == 0 && op->call->collective &&
-           (op->call->local || !op->tensor->kind);
+    bool shared = op->group->number ? tly_group_shares_memory(op->group) : c->machines == 1;
+    return c->local && shared && op->call->collective && (op->call->local || !op->tensor->kind);
 }
 
 /* It is cut into parts only if it must go to the service after all. */
@@ -140,7 +145,8 @@ static void local_spread_pieces(const struct tally_op *op)
     for (uint32_t i = 1; i < op->part_count; i++) {
         const struct tly_part *p = &op->parts[i];
         if (p->result_length)
-            memcpy(p->landing, op->shared.result + p->root * op->bytes + p->place, p->result_length);
+            memcpy(p->landing, op->shared.result + tly_group_place(op->group, p->root) * op->bytes + p->place,
+                   p->result_length);
     }
 }
 

@@ -149,7 +149,6 @@ static void team_stage_take(tally_comm *c, struct tally_op *op)
     tly_local_ref(c->local);
     tly_names_count_engine_op(&c->names);
     tly_comm_describe_local(op);
-    op->shared.op.grouped = op->group->number != 0;
     tly_list_init(&op->shared.op.node);
     tly_list_init(&op->shared.op.pieces);
     tly_list_init(&op->shared.op.landed);
