@@ -254,8 +254,16 @@ def test_the_first_failure_is_heard(two):
     assert told[0] == "Error: no layout" and "the gradient of 9.weight was changed" in told[1], told
 
 
-def test_ranks_of_one_machine_share_no_range(machine):
-    assert same_on_all(machine(chosen)) == (0, [])
+@pytest.mark.parametrize("listed, rate, theta", (
+    (64 << 20, None, 1 << 20), (64 << 20, 250e6 / 8, 30000), (64 << 20, 1e9, 960000), (4 << 20, 1e9, 65536), (0, 1e9, 0)))
+def test_the_default_is_a_part_of_the_list_and_of_the_rate(listed, rate, theta):
+    from tally.torch.horovod import lazy
+    assert lazy.theta_of(listed, rate) == theta
+
+
+def test_ranks_of_one_machine_share_ranges(machine):
+    theta, ranges = same_on_all(machine(chosen))
+    assert theta == 4 * 72 * 200 // 64 and sum(ranges) == 400
 
 
 # --- the layout in a job ----------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ BLOCKS = 16  # of a list: those of src/comm/op/tensor.c
 
 # The default θ: as many bytes as cross the slowest card while a rank's processor handles this many operations.
 OPERATIONS, OPERATION_S = 20, 48e-6
+# Bytes of a list that the ranks of one machine sum in a second, at least: no card tells.
+MEMORY_BYTES_PER_S = 1e9
 # It is at most this part of the list, so that a block has several ranges.
 LEAST_RANGES = 64
 
@@ -62,10 +64,16 @@ def lay_out(rooms, kinds, theta):
     return sorted([*units, *waiting.values()], key=lambda unit: unit[-1])
 
 
+def theta_of(listed, bytes_per_s):
+    """θ for a list of so many bytes, which crosses the narrowest place at this rate; None: unknown."""
+    most = listed // LEAST_RANGES
+    return most if bytes_per_s is None else min(most, int(OPERATIONS * OPERATION_S * bytes_per_s))
+
+
 def default_theta(listed):
-    """θ for a list of so many bytes, from what this rank knows of the network."""
+    """θ for a list of so many bytes, from what this rank knows of the machine and the network."""
     if _job.machine_count() == 1 and _job.service_count() == 1:
-        return 0  # what crosses no card
+        return theta_of(listed, MEMORY_BYTES_PER_S)
     try:
         services = _job.report()["services"]
     except _errors.Error as error:  # the other ranks wait for this one's word
@@ -74,8 +82,7 @@ def default_theta(listed):
         services = []
     known = [service.get("bandwidth_bits_per_s") for service in services]
     slowest = min((rate for rate in known if rate), default=None)
-    most = listed // LEAST_RANGES
-    return most if slowest is None else min(most, int(OPERATIONS * OPERATION_S * slowest / 8))
+    return theta_of(listed, None if slowest is None else slowest / 8)
 
 
 class Alone:

@@ -681,7 +681,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     clip_value: for cross_barrier, clip each reduced gradient to between -clip_value and it, as
         torch.nn.utils.clip_grad_value_() does.
     lazy: bytes; smaller gradients share ranges of memory, and a range of as many bytes or more is one operation, with the same
-        bits.  0: each gradient is one.  None: rank 0 decides by the network cards' speed.  docs/horovod.md says which gradients
+        bits.  0: each gradient is one.  None: rank 0 decides by the speed of network cards or memory.  docs/horovod.md says which gradients
         stay alone.
     sparse: a SparseChunks: only the chunks of gradients with the largest norms are sent, and updated.  For torch.optim.SGD
         without dampening, and float32 parameters in host memory.  docs/sparse.md says what changes.
