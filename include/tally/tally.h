@@ -303,8 +303,9 @@ TALLY_API int tally_reduce(tally_comm *comm, const char *name, const void *input
 
 /* Reduce, and give each rank its piece.  The input holds counts[i] elements for rank i, in order of ranks; `counts` is
  * the same on all ranks.  `output` gets this rank's piece of the reduction, counts[own rank] elements.  It may lie
- * where that piece lies in the input, or apart from the input.  The machine of each rank sums its piece.  So a network
- * card sends each input once and receives only the others' inputs to its pieces; spare machines do not make it faster.
+ * where that piece lies in the input, or apart from the input.  Each rank's machine sums that rank's piece.  So a
+ * network card sends all that its ranks give to other machines' pieces, and receives what other machines give to its own.  Each
+ * machine gives one sum if its ranks send together, else each rank its input.  Spare machines do not make it faster.
  * options->shape is not used. */
 TALLY_API int tally_reduce_scatter(tally_comm *comm, const char *name, const void *input, void *output,
                                    const size_t counts[], enum tally_dtype dtype,

@@ -4,7 +4,7 @@
  *   alone     in the rings, before there is a round       a small operation that is the only one under way
  *   divert    it is given back, for the service           ranks disagree, or one refuses or has no memory for it
  *   eager     each rank makes its result at once          all data came in the posts
- *   team      carriers sum pieces and spread the results  several machines push it together
+ *   team      carriers sum pieces or copy them to others  there are several machines, each with a team
  *   staging   block by block through windows              it reduces, and some rank's tensor is private memory
  *   pooled    each chunk by whoever is free                it reduces, and all tensors are in the pool
  *   fetch     each rank takes from the others             all else

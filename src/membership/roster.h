@@ -152,8 +152,8 @@ bool tly_roster_tree(const struct tly_roster *r, bool sixteen_bit, int *groups, 
 /* Is [from, to) a node of the tree over [lo, hi)? */
 bool tly_roster_is_node(uint32_t lo, uint32_t hi, uint32_t from, uint32_t to);
 
-/* Several machines, several ranks on one or more of them: each machine may push the sum of its ranks, which is a node of
- * either tree. */
+/* Are there several machines, one or more of them with several ranks?  Then each machine may push the sum of its ranks.  No bit
+ * changes: that sum is a node of the tree over ranks, or else sums go along the tree over machines without teams, too. */
 bool tly_roster_suits_teams(const struct tly_roster *r);
 
 /* "rank 3 on host" / "tallyd 1 on host (address:port)", for messages. */

@@ -14,10 +14,12 @@
  * A part between `ready` and the moment at which the stage is done with it is the stage's, and so are five of its fields:
  * `input`, `landing`, `length`, `result_length` and `dtype`.  A stage that puts other data in the part's place (compressed,
  * in other memory) sets them to its own, and remembers where the part's result belonged before.  They stay so until the
- * operation ends, since a service may ask for the input again or for the result as it has landed.  Before a shared stage
- * all parts of an operation lie in one memory, each at its `place`, and so do their results: the whole machine works there.
- * (Of an allgather this holds for the input.)  All of them are there before part 0.  Other operations of pieces have a memory
- * for each: with a stage they pass by the engine, and a team puts a reduce-scatter's input together.
+ * operation ends, since a service may ask for the input again or for the result as it has landed.
+ *
+ * A shared stage works on whole tensors.  So the stages before it keep all inputs of an operation in one memory, each part at its
+ * `place`, and all results in one memory.  All inputs are there before part 0.  Operations of pieces differ.  An allgather keeps
+ * its input in one memory, and its results anywhere.  The others keep both anywhere: if they have a stage, the engine does not
+ * take them.  A team copies a reduce-scatter's input, and an allgather's result, through one memory.
  *
  * Messages and probes have no stages.  Part 0 of an operation of pieces (tly_call.pieces) is no part of the tensor: it is a
  * roll call, and passes by all stages but a shared one.  What a rank gives itself is copied when the operation is cut, and
@@ -73,7 +75,8 @@ struct tly_stage {
     void (*admitted)(struct tly_part *p);
     /* The part's result is where this stage wanted it.  True: it is also where it belonged before; false: it will be. */
     bool (*landed)(tally_comm *c, struct tly_part *p);
-    /* The part has landed, and no service will ask for anything of it.  Or NULL. */
+    /* The part has landed, and no service will ask for anything of it.  Part 0 may be told twice: also once all parts are back at
+     * the tensor.  Or NULL. */
     void (*settled)(struct tly_part *p);
     /* It has part 0, and this rank takes the operation back.  True: it asks the other ranks, and says that the parts have passed,
      * or that it is over.  False: it has said that.  NULL: the operation can be taken back at once. */

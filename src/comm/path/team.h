@@ -1,4 +1,4 @@
-/* team.h - the ranks of a machine that push large tensors, or gather, together (team.c): a stage (stage.h).
+/* team.h - the stage (stage.h) of a machine's ranks that push sums, broadcast and gather as a team (team.c).
  *
  * Owner: the loop, but for the engine's callbacks. */
 #ifndef TLY_COMM_TEAM_H
@@ -13,58 +13,58 @@
 struct tally_op;
 struct tly_part;
 
-/* Of a part: what the engine has of it, if this rank carries it for its team; else clear. */
+/* A part's side of the engine, if this rank carries the part; else all zeros. */
 struct tly_shard {
     struct tly_local_piece piece;
-    uint8_t *landing; /* of a gathering: where the result belongs, as the part came */
+    uint8_t *landing; /* where a gathered result belongs: the part's own landing when it came */
 };
 
-/* Below this, the roll call and the hand-overs cost more than sending twice. */
+/* Least bytes of a team's tensor: below, the roll call and the hand-overs cost more than sending twice. */
 enum { TLY_TEAM_BYTES = 16 << 10 };
 
 /* Fixed once open. */
 struct tly_teams {
     bool on;                /* all machines' ranks share memory */
-    bool sums;              /* if they do, they push large tensors together, which changes no sum */
-    bool gathers;           /* they gather together: they reach one another's private memory, too */
-    struct tly_seats seats; /* none: there will be no teams */
+    bool sums;              /* teams may sum for all ranks, if they are on; the roster says so */
+    bool gathers;           /* teams gather: all ranks of a machine reach each other's private memory, too */
+    struct tly_seats seats; /* empty: there are no teams */
 };
 
-/* Who carries what, once the roster is known.  -ENOMEM, sentence set. */
+/* Fill in where all ranks sit, and the carriers of all ranks.  The roster is known.  -ENOMEM, sentence set. */
 int tly_team_begin(tally_comm *c);
 void tly_team_finish(tally_comm *c);
-/* All ranks together, once all runs: can all machines' ranks share memory?  Sets c->teams.  As tally_op_wait(). */
+/* Agree with all ranks whether the ranks of every machine share memory.  Sets c->teams.  Errors are those of tally_op_wait(). */
 int tly_team_agree(tally_comm *c);
-/* Does the machine's team gather this, if it has TLY_TEAM_BYTES or more? */
+/* Does the team gather this operation, if that has TLY_TEAM_BYTES or more? */
 bool tly_team_gathers(const struct tally_op *op);
-/* Parts of rank `rank`'s piece have, one after the other, these carriers: a rank of each machine, of which that rank is one.
- * Returns the number of their list, if this rank is one, too (*ours).  turn: the part's number in the piece. */
+/* The list of carriers for part `turn` of rank `rank`'s piece.  That rank is one of them.  Returns the list's number on the wire,
+ * which only means something if this rank is a carrier, too (*ours). */
 uint32_t tly_team_carriers(const struct tally_op *op, uint32_t rank, uint32_t turn, bool *ours);
-/* Machines that take part. */
+/* How many machines the operation's ranks are on. */
 int tly_team_machines(const struct tally_op *op);
-/* The part is `place` bytes behind the result's begin.  What this rank does not carry has landed.  first: before those that were
- * shared before. */
+/* Give the part to the engine if this rank carries it; otherwise its state is PART_LANDED.  It lies `place` bytes behind the
+ * beginning of the whole tensor or result.  first: the engine takes it before the parts that it has. */
 void tly_team_share(struct tly_part *p, uint64_t place, bool first);
-/* So many parts are cut, of a result of so many bytes.  Of what this rank carries so many bytes may be asked for that have
- * not landed. */
+/* All ranks' pieces together have so many parts and bytes.  `ahead`: bytes that this rank may have asked for and not received (0:
+ * any); a sum's stage sets its own. */
 void tly_team_shared(struct tally_op *op, uint32_t parts, uint64_t bytes, uint64_t ahead);
 /* The engine's callbacks; from any thread. */
 void tly_team_summed(void *comm, struct tly_local_piece *piece);
 uint8_t *tly_team_place(void *comm, struct tly_local_piece *piece);
 
-/* May there be teams? */
+/* May there be teams, once all ranks have agreed? */
 static inline bool tly_teams_are_listed(const struct tly_teams *t)
 {
     return t->seats.rank != NULL;
 }
 
-/* NULL: there will be none. */
+/* Where all ranks sit.  NULL: there are no teams. */
 static inline const struct tly_seats *tly_teams_seats(const struct tly_teams *t)
 {
     return tly_teams_are_listed(t) ? &t->seats : NULL;
 }
 
-/* Does each machine push a sum once? */
+/* Does each machine push the sum of all its ranks once? */
 static inline bool tly_teams_push(const struct tly_teams *t)
 {
     return t->on && t->sums;

@@ -3,8 +3,9 @@
  * A rank that pushes and does not want the result says so (TLY_QUIET), and its answer is empty: in a reduce, and in a
  * reduce-scatter for the parts that belong to another rank.
  *
- * Where the ranks of a machine are a team, one of them pushes the sum of their inputs: the rank that gets the result, and on other
- * machines the ranks in turn (comm/path/team.c). */
+ * In a team, one rank of each machine pushes the sum of its machine's inputs for a part (comm/path/team.c).  The root
+ * of a reduce pushes all parts of its machine, to all services.  The rank that gets a part of a reduce-scatter pushes it for its
+ * machine. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -186,7 +187,7 @@ static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
         }
     }
     if (team)
-        tly_team_shared(op, (uint32_t)total, op->bytes, op->credit);
+        tly_team_shared(op, (uint32_t)total, op->bytes, 0);
     tly_progress_begin(&op->progress, 1 + own);
     return 0;
 }
