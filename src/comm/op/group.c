@@ -111,7 +111,7 @@ static int group_number(struct tly_groups *groups, const struct tly_rank_list *l
     return 0;
 }
 
-/* Of those in which this rank is.  -ENOMEM. */
+/* Make the group's carriers, and number the lists that this rank is in.  -ENOMEM. */
 static int group_make_carriers(tally_comm *c, struct tally_group *g)
 {
     const struct tly_seats *seats = tly_teams_seats(&c->teams);

@@ -1,23 +1,32 @@
-/* team.c - several machines, several ranks on them: the ranks of a machine are a team, which pushes large tensors once, and
- * gathers what is not its own once.
+/* team.c - the stage of a team: the ranks of a machine push the sum of their inputs once, and receive other ranks' data once.
  *
- * Of such a push_pull each part but the first has a carrier on every machine.  The carriers of a part are a list of ranks
- * as a group is one: what the services sum, answer and redo are their pushes, each the sum of a team (src/local/team.c
- * makes it and hands the result round).  A tree over machines of trees over their ranks is the tree over ranks, or what
- * the service would compute anyway: else there are no teams (tly_roster_suits_teams).
+ * A carrier acts for its machine.  A list has one carrier of each machine, so to the services it is a group: they sum, answer and
+ * redo the carriers' pushes as those of a group's ranks (op/carriers.c).  Each part but part 0 has a list:
  *
- * Each part of an all-gather has such a list, too: the rank that it comes from, and a carrier on each other machine.  The
- * carrier asks for it, and the engine copies it to the machine's other ranks.  Each rank's engine copies its own piece to them.
- * No rank reads another one's input, so an all-gather enters the engine once it is cut.
+ *   all-reduce      the lists in turn, so that all ranks of a machine carry as much
+ *   reduce          lists with the root
+ *   reduce-scatter  lists with the rank that gets the part
+ *   broadcast       lists with the root
+ *   all-gather      lists with the rank that gives the part
  *
- * Part 0 is empty, or an all-gather's list, and pushed by every rank for itself: a roll call.  So a tensor's home sees all ranks' specs, marks and
- * absences as ever, and all ranks have its verdicts from there.
+ * Sums keep the bits that they have without teams.  Each machine's sum is a node of the tree over ranks, or the services add the
+ * carriers' sums along the tree over machines in both cases (src/ops/all_reduce/service.c).  A group whose machines are no such
+ * nodes pushes once a rank.
  *
- * The thread "tally-local" sums the inputs of the machine's ranks into the carrier's output, about a credit ahead of what has
- * been admitted (team_may_sum in src/local/team.c).  The sum goes on to the network (tly_team_summed → tly_stage_passed).  When the
- * result has landed, it is copied to the others (tly_local_landed).  An operation ends when all parts are in its rank's
- * output (team_stage_ended) and nothing that it carries must be kept.  One that ends with an error takes its buffers back first
- * (tly_local_withdraw). */
+ * Part 0 is empty, or has an all-gather's list.  Every rank pushes it for itself: it is a roll call.  So the tensor's home sees
+ * all ranks' specs, marks and absences, and all ranks get its verdicts.
+ *
+ * Sums.  The thread "tally-local" sums the inputs of the machine's ranks, about a credit ahead of what the network has admitted
+ * (team_may_sum in src/local/team.c): into the carrier's output, or into a block if the carrier gets no result there (blocks.c).
+ * Then the part goes on to the network (tly_team_summed).  The result of an all-reduce lands in the carrier's output, and the
+ * engine copies it to the other ranks (tly_local_landed).
+ *
+ * Broadcasts and gatherings.  The rank that gives a part copies it to its machine's other ranks and pushes it.  A carrier on
+ * another machine asks for it, and the engine copies what lands to the machine's other ranks.  An all-gather enters the engine
+ * once it is cut.
+ *
+ * An operation ends once the engine is done with it (team_stage_ended) and this rank need not keep any part that it carries.  If
+ * it ends with an error, it takes its buffers back first (tly_local_withdraw). */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,8 +87,8 @@ void tly_team_finish(tally_comm *c)
 
 int tly_team_agree(tally_comm *c)
 {
-    /* 2: this rank reaches its neighbours' memory.  1: it shares memory, but stages whole tensors, and a gathered result may be
-     * too large for that.  0: it shares none. */
+    /* 2: this rank reaches the private memory of its machine's ranks.  1: it shares memory, but must stage whole tensors, for
+     * which a gathered result may be too large.  0: it shares no memory. */
     uint8_t able = !c->local ? 0 : tly_local_direct(c->local) ? 2 : 1, all = 0;
     tally_op *op;
     if (!tly_teams_are_listed(&c->teams))
@@ -121,14 +130,14 @@ static void team_stage_ended(struct tally_op *op, int err, const char *sentence)
         tly_stage_over(op, STAGE_TEAM);
 }
 
-/* Its home has heard of the same, and says what is wrong. */
+/* The home of the tensor knows the reason, too.  Its verdict ends the operation. */
 static void team_stage_diverted(struct tally_op *op)
 {
 }
 
 static const struct tly_engine_user team_user = {.ended = team_stage_ended, .diverted = team_stage_diverted};
 
-/* A group's sum of a 16-bit type is rounded once, and so never on a machine. */
+/* A group rounds its sum of a 16-bit type once, so its machines must not round sums of their own. */
 static bool team_stage_sums(const tally_comm *c, const struct tally_op *op)
 {
     bool sixteen_bit = op->dtype == TALLY_FLOAT16 || op->dtype == TALLY_BFLOAT16;
@@ -154,8 +163,8 @@ static void team_stage_take(tally_comm *c, struct tally_op *op)
     tly_list_init(&op->shared.op.landed);
 }
 
-/* The list of a whole tensor's part, which is the turn-th that goes to the service: all ranks of a machine carry in turn, so that
- * all have the same to do, and each its share of the card.  But what one rank gives or wants, that rank carries. */
+/* The list of a whole tensor's part, the turn-th that goes to its service.  The ranks of a machine carry parts in turn, so each
+ * has an equal share of the work and of the card.  If the tensor has a root, the root carries all parts on its machine. */
 static uint32_t team_stage_carriers(const tally_comm *c, const struct tally_op *op, uint32_t turn, bool *ours)
 {
     const struct tly_carriers *k = op->group->carriers;
@@ -175,7 +184,7 @@ static uint64_t team_stage_credit(const tally_comm *c, const struct tally_op *op
                                   : credit * tly_carriers_lists_of(op->group->carriers, (uint32_t)c->rank);
 }
 
-/* Of parts that others carry nothing is known here. */
+/* A part that another rank of this machine carries counts as landed here. */
 static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_cut *cut)
 {
     static const uint8_t nothing;
@@ -196,7 +205,7 @@ static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_c
                           .root = op->call->reduces ? 0 : op->root};
     bool backwards = tly_tensor_line_up(op);
     op->shared.op.priority = op->urgency; /* the engine sums in the order in which the network sends */
-    /* Who carries what is the same on all ranks; in which order each sends it need not be. */
+    /* All ranks compute the same carriers.  Each sends its parts in its own order. */
     for (uint32_t i = 0; i < cut->count; i++) {
         struct tly_part *p = &op->parts[i + 1];
         const struct tly_cut_piece *piece = &cut->pieces[i];
@@ -309,7 +318,7 @@ static int team_stage_begin(tally_comm *c, struct tally_op *op)
     return 0;
 }
 
-/* The list has come: an all-gather enters with the last of the other parts, or never if it is small. */
+/* The all-gather's list is here.  The operation enters the engine with its last part, or never if it is small. */
 static int team_stage_more(tally_comm *c, struct tally_op *op)
 {
     op->shared.coming = op->shared.op.parts;
@@ -322,13 +331,13 @@ static void team_stage_enter(struct tally_op *op)
     tly_local_enter(op->shared.engine, &op->shared.op);
 }
 
-/* Of pieces, stages before this one have a memory for each part. */
+/* Does a stage before this one give each piece's parts memory of their own? */
 static bool team_stage_is_scattered(const struct tally_op *op)
 {
     return op->call->pieces && tly_chain_has_before(&op->chain, STAGE_TEAM);
 }
 
-/* Where the others find the whole input. */
+/* Where the machine's other ranks read the whole input. */
 static int team_stage_place_input(struct tally_op *op)
 {
     const struct tly_part *first = &op->parts[1];
@@ -342,8 +351,7 @@ static int team_stage_place_input(struct tally_op *op)
     return op->shared.result ? 0 : -ENOMEM;
 }
 
-/* The roll call comes when all parts have: then the others may read this rank's input, and the engine sums the parts in its
- * own order. */
+/* Part 0 comes last.  Then the whole input is there, the other ranks may read it, and the engine sums parts in its own order. */
 static int team_stage_ready_sum(struct tly_part *p)
 {
     struct tally_op *op = p->op;
@@ -394,14 +402,14 @@ static int team_stage_ready(tally_comm *c, struct tly_part *p)
     return p->op->call->reduces ? team_stage_ready_sum(p) : team_stage_ready_piece(p);
 }
 
-/* A part with this rank's data makes room for another once it is sent; one that was asked for, once it has landed. */
+/* The engine may prepare another part once this one is admitted.  A part that was asked for makes room when it lands. */
 static void team_stage_admitted(struct tly_part *p)
 {
     if (team_stage_carries(p) && (p->op->call->reduces || p->shard.piece.from))
         tly_local_sent(p->op->shared.engine, &p->shard.piece);
 }
 
-/* The engine copies it to the others, who have what is this rank's own.  That all have come here it says of the operation. */
+/* The engine copies a result to the machine's other ranks, unless they have it.  True: the part need not wait for the engine. */
 static bool team_stage_landed(tally_comm *c, struct tly_part *p)
 {
     struct tly_local *engine = p->op->shared.engine;
@@ -418,13 +426,13 @@ static bool team_stage_landed(tally_comm *c, struct tly_part *p)
 static void team_stage_withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
     if (!over)
-        return;                /* the others of the team end it when they hear of it from home */
-    if (!op->shared.entered) { /* the others' rounds there end when all posts have come */
+        return;                /* the other ranks of the team end it by home's verdict */
+    if (!op->shared.entered) { /* a round in shared memory ends once all ranks have posted it */
         op->shared.op.mark |= !op->call->reduces;
         team_stage_enter(op);
     }
     if (!tly_chain_has_ended(&op->chain,
-                             STAGE_TEAM)) /* the engine may be at it, if only to say that it is over */
+                             STAGE_TEAM)) /* the engine may still work on it, or be about to end it */
         tly_local_withdraw(op->shared.engine, &op->shared.op);
     for (uint32_t i = 0; i < op->part_count; i++)
         if (team_stage_carries(&op->parts[i]))
@@ -462,7 +470,8 @@ void tly_team_summed(void *comm, struct tly_local_piece *piece)
         p->input = piece->sum;
     if (tly_call_is_sum_for_all(p->op->call))
         p->input = p->landing;
-    else if (piece->from) /* staged data are copied over the caller's while services read this */
+    else if (
+        piece->from) /* a staged result is copied over the caller's data, which services would still read */
         p->input = piece->op->borrowed ? p->landing : piece->from;
     tly_stage_passed(p);
 }
