@@ -1,11 +1,13 @@
-/* local.h - operations among ranks that all share one machine, through shared memory: no socket, no service; and
- * what the ranks of one machine of several do of an operation of all, as a team: they sum their inputs part by part,
- * one of them carries each part's sum to its service, and the result is given to the others.
+/* local.h - operations in shared memory, without sockets and services: whole operations of ranks that share one machine, and a
+ * team's work for operations of several machines.
  *
- * Where it sits: comm/ hands an operation over at submission (tly_local_submit) and drives it while it waits
- * (tly_local_wait); else the thread "tally-local" does.  Of a team's operation comm/'s loop hands in what it cuts
- * (tly_local_enter) and what has landed.  What cannot be done here, because ranks disagree or
- * refuse or memory is short, is given back (`divert`) on all ranks, and takes the way through the service.
+ * A team is the ranks of one machine in such an operation.  They sum their inputs part by part, or copy parts to each other.  One
+ * rank, the carrier, sends a part and receives its result for all of them.
+ *
+ * comm/ hands an operation over at submission (tly_local_submit) and drives it while it waits (tly_local_wait).  At other times
+ * the thread "tally-local" drives it.  Operations of a team come from comm/'s loop (tly_local_enter), which also says what has
+ * landed.  If ranks disagree or refuse, or memory is short, all ranks give the operation back (`divert`), and it goes through the
+ * service.
  *
  * A file may use the files above it in this list (test/checks/test_circles.py):
  *
@@ -50,22 +52,22 @@
 struct tly_local;
 struct tly_local_call;
 
-/* A part that this rank carries.  Of a sum for all ranks: its team's sum comes to lie in the rank's output, is pushed from there,
- * and its result lands there.  Of another sum: its user says where it is to lie, and what comes of it concerns no neighbour.
- * Else: the rank's own data go to the team's others before they are pushed; what other machines give lands in the rank's
- * output. */
+/* A part that this rank carries.
+ * All-reduce: the team's sum is made in this rank's output and pushed from there, and the result lands there.
+ * Reduce, reduce-scatter: the user says where the sum is to lie, and no other rank of the team gets the result.
+ * All-gather, broadcast: this rank's own data are copied to the team's other ranks, then pushed.  Data of other machines land in
+ * this rank's output. */
 struct tly_local_piece {
-    struct tly_list node; /* of the operation's lists; of who holds it between these */
+    struct tly_list node; /* in the operation's lists, and in its user's in between */
     struct tly_local_op *op;
     uint8_t *sum;   /* where a sum that is not for all is to lie; NULL: the engine asks its user (`place`) */
-    uint64_t place; /* in the result */
-    const uint8_t *from; /* this rank's own data, of a gathering; NULL: they come from elsewhere */
+    uint64_t place; /* bytes from the beginning of the result */
+    const uint8_t *from; /* this rank's own data for the others; NULL: a sum, or another machine's data */
     uint32_t length;
-    bool
-        ahead; /* its user has it, and has not said that it is sent, or, of a gathering, that it has landed */
+    bool ahead; /* counted in the operation's `waiting`, until its user calls tly_local_sent() */
 };
 
-enum { TLY_LOCAL_RANKS = 64 }; /* most */
+enum { TLY_LOCAL_RANKS = 64 }; /* most ranks that share memory */
 
 /* The ranks of this machine that take part in an operation. */
 struct tly_local_group {
@@ -80,32 +82,32 @@ struct tly_local_op {
     uint64_t key, spec;
     const struct tly_local_call *call; /* what is done (src/ops/local.h); NULL: only its mark is posted */
     uint32_t round;
-    uint8_t number;           /* by which the ranks' users know the call; not 0 */
+    uint8_t number;           /* of the call, the same on all ranks; not 0 */
     uint8_t dtype, reduction; /* of tally.h */
     bool mark;                /* this rank refuses, or takes it back: the others must take the other way */
-    bool patient;             /* it minds no wait for the others */
-    struct tly_local_group *group; /* borrowed: of a group, its ranks on this machine; NULL: all ranks */
-    bool stands_in;   /* of a team: this rank has joined, and does it for another one's sake (`stand_in`) */
+    bool patient;             /* its wait for other ranks is no reason for a warning */
+    struct tly_local_group *group; /* borrowed: a group's ranks on this machine; NULL: all ranks */
+    bool stands_in;   /* this rank has joined, and takes part in a team's operation with zeros (`stand_in`) */
     uint32_t root;    /* its place in the group */
-    int32_t priority; /* of a team: the urgency */
+    int32_t priority; /* in a team: the urgency */
     double prescale, postscale;
     uint64_t count, bytes;
-    const struct tly_ranges *ranges; /* of a team: where in its `bytes` the elements lie; NULL: everywhere */
-    const void *input;               /* not looked at by who only receives a broadcast */
+    const struct tly_ranges *ranges; /* in a team: where in its `bytes` the elements lie; NULL: everywhere */
+    const void *input;               /* not read on a rank that only receives a broadcast */
     void *output;                    /* or what `gather` says */
     int64_t first_dim;               /* for `gather` */
     const int64_t *dims;             /* borrowed: of the tensor, for the table's `gets` */
-    uint32_t parts;                  /* of a team: all its ranks' pieces; else 0 */
+    uint32_t parts;                  /* in a team: number of all its ranks' pieces; else 0 */
     struct tly_list
-        pieces; /* likewise, if this is not 0: those of this rank, in the order in which they are summed */
+        pieces; /* in a team: this rank's pieces, in the order in which they are summed or asked for */
     uint64_t
-        ahead; /* likewise: bytes that may wait to be sent while more are summed, or to land while more are asked for; 0: any */
+        ahead; /* in a team: most bytes that wait to be sent, or to land, while more are prepared; 0: any */
     /* ------ the engine's; under its lock */
     struct tly_list node; /* inbox; backlog; ops by age */
     struct tly_local_round *meeting;
-    void *borrowed;         /* staging in the pool; a team's stays until its user gives it back */
-    struct tly_list landed; /* pieces whose results are to be given to the others */
-    uint8_t *sums;          /* where the pieces lie: the output, or staged */
+    void *borrowed;         /* staging in the pool; in a team the user gives it back */
+    struct tly_list landed; /* pieces whose results are to be copied to the other ranks */
+    uint8_t *sums;          /* the output, or what is staged in its place: the pieces lie there */
     bool held;              /* it has entered by tly_local_enter() and is not yet given back */
     bool left_behind; /* the engine's own mark, in place of one that was withdrawn before it was posted */
     bool alone;       /* no other was in flight when it was submitted */
@@ -114,80 +116,80 @@ struct tly_local_op {
 };
 
 struct tly_local_user {
-    /* It has ended: err is 0 or a positive errno with a sentence.  The operation is the user's again. */
+    /* The operation has ended: err is 0 or a positive errno with a sentence.  It is the user's again. */
     void (*ended)(void *user, struct tly_local_op *op, int err, const char *sentence);
-    /* It cannot be done here, on no rank.  The operation is the user's again. */
+    /* No rank can do the operation here.  It is the user's again. */
     void (*divert)(void *user, struct tly_local_op *op);
-    /* This rank has joined, and another one of its team has submitted this, which it has not: zeros are wanted in its
-     * name.  Down to `priority`, and count and bytes and parts, as that one means it.  False: nothing can stand for it.
-     * Must not call back. */
+    /* This rank has joined, and has not submitted what another rank of its team has: submit zeros for it.  In `like` the fields
+     * down to `priority`, count, bytes and parts are the other rank's.  False: nothing can stand for it.  Must not call back. */
     bool (*stand_in)(void *user, const struct tly_local_op *like);
-    /* Of a team: the piece may be pushed or asked for.  A sum for all lies at op->sums + place.  The result has to land there; then
-     * the user calls tly_local_landed(), but not for the rank's own data, nor for a sum that is not for all. */
+    /* In a team: the piece may be pushed or asked for.  The sum of an all-reduce lies at op->sums + place.  The result must land
+     * there; then the user calls tly_local_landed().  It does not for the rank's own data, nor for a reduce or reduce-scatter. */
     void (*summed)(void *user, struct tly_local_piece *piece);
-    /* Where is the piece's sum, which is not for all, to lie?  NULL: the engine asks again after tly_local_made_room(). */
+    /* Returns where the piece's sum of a reduce or reduce-scatter is to lie.  NULL: the engine asks again after
+     * tly_local_made_room(). */
     uint8_t *(*place)(void *user, struct tly_local_piece *piece);
-    /* All lengths are known, of a call whose `gathered` it has.  Returns what that does. */
+    /* All lengths of a call with `gathered` are known.  Returns what `gathered` returns. */
     void *(*gather)(void *user, struct tly_local_op *op, const int64_t first_dims[], const uint64_t bytes[]);
     /* The job cannot go on.  From any thread; must not call back. */
     void (*broken)(void *user, int err, const char *sentence);
-    /* Asked while the start waits: let the loop turn for up to so long; -errno if the start is over. */
+    /* The start waits: let the loop turn for up to `ms`.  -errno: the start is over. */
     int (*turn)(void *user, int ms);
 };
 
 struct tly_local_config {
     const struct tly_local_user *calls;
     void *user;
-    uint32_t rank, ranks;    /* of the machine's */
-    const uint32_t *numbers; /* borrowed: of these ranks, in the job */
-    bool team;               /* there are other machines: it does its share of what all ranks do */
+    uint32_t rank, ranks;    /* this rank's number among the machine's ranks, and how many these are */
+    const uint32_t *numbers; /* borrowed: the job's numbers of these ranks */
+    bool team;               /* there are other machines: the engine does the work of a team */
     uint64_t job;            /* its incarnation */
     const uint8_t *secret;   /* as in a struct tly_identity */
-    int patience_ms;         /* for the others at the start */
-    int stuck_ms;            /* who takes longer over a chunk is stopped, and ends the job */
+    int patience_ms;         /* longest wait for the other ranks at the start */
+    int stuck_ms;            /* a rank that takes longer for a chunk counts as stopped, and the job ends */
 };
 
-/* These of the machine's ranks, in the order of their places; `me` is one. */
+/* Fill in a group of these ranks of the machine, in the order of their places.  `me` is one of them. */
 void tly_local_group_make(struct tly_local_group *g, const uint32_t rank[], uint32_t size, uint32_t me);
-/* All of the machine's. */
+/* The same for all ranks of the machine. */
 void tly_local_group_make_all(struct tly_local_group *g, uint32_t size, uint32_t me);
 
-/* Exchange segments with all ranks, which call it together.  *out is NULL if this or another rank cannot: then all
- * do without.  -errno if `turn` has said so, or if the others may share memory now without this one. */
+/* Exchange segments with all ranks of the machine, which call this together.  *out is NULL if some rank cannot: then no rank
+ * shares memory.  -errno: `turn` returned it, or the other ranks may share memory now without this one. */
 int tly_local_open(const struct tly_local_config *config, struct tly_local **out);
 
-/* Let go of it.  It lives as long as references: of operations' handles and of pool memory. */
+/* The engine lives as long as it has references: those of operations' handles and of memory in its pool, too. */
 void tly_local_ref(struct tly_local *l);
 void tly_local_unref(struct tly_local *l);
 /* Tell the others that this rank submits nothing more. */
 void tly_local_leave(struct tly_local *l);
-/* End the thread, end all operations with this error, and touch nobody's memory any more; threads that wait are
- * gone when it returns.  NULL: nothing. */
+/* End the thread and all operations, with this error.  When it returns, no thread waits here, and this process touches no other
+ * rank's memory any more.  NULL: nothing. */
 void tly_local_stop(struct tly_local *l, int err, const char *sentence);
-/* End all operations: nothing reads or writes their buffers when it returns.  From any thread that is not inside. */
+/* End all operations.  When it returns, nothing reads or writes their buffers.  From any thread that is not inside. */
 void tly_local_fail(struct tly_local *l, int err, const char *sentence);
 
-/* From any thread.  True: it has ended well here and now, which ended() is not called for, and is the user's again.
+/* Hand an operation over, from any thread.  True: it has ended well already, without a call of ended(), and is the user's again.
  * False: its handle has a reference to the engine. */
 bool tly_local_submit(struct tly_local *l, struct tly_local_op *op);
-/* Those that have ended here and now, and their bytes. */
+/* How many operations tly_local_submit() has ended, and their bytes. */
 void tly_local_count(const struct tly_local *l, uint64_t *ops, uint64_t *bytes);
-/* From its user's loop, which has a reference for it: begin, without doing any of it in this thread. */
+/* Begin an operation, without doing any of it in this thread.  From the user's loop, which has a reference to the engine for it. */
 void tly_local_enter(struct tly_local *l, struct tly_local_op *op);
-/* Of a team, likewise: a piece has landed. */
+/* In a team, from the loop: the piece's result has landed. */
 void tly_local_landed(struct tly_local *l, struct tly_local_piece *piece);
-/* The same: a piece for whose sum there was no place may have one now. */
+/* In a team, from the loop: `place` may have room now for a sum for which it had none. */
 void tly_local_made_room(struct tly_local *l);
-/* The same, one call at a time: a piece that was summed is on its way, or one that was asked for has landed, or will never be: there is room for another.
- * Nothing if that has been said. */
+/* In a team, from the loop: a sum is on its way, or a piece that was asked for has landed, or neither will ever happen.  So another
+ * piece may be prepared.  A second call for a piece does nothing. */
 void tly_local_sent(struct tly_local *l, struct tly_local_piece *piece);
-/* Some of what waits to be sent waits for other ranks: meanwhile nothing is held back for its sake. */
+/* Some sums wait for other ranks before they can be sent.  While they do, the engine makes further sums without a bound. */
 void tly_local_blocked(struct tly_local *l, bool blocked);
-/* Of what has entered: end it whatever it has come to, if it has not ended: nobody reads or writes its buffers when this
- * returns, and the other ranks have its post. */
+/* End an operation that has entered, if it has not ended.  When this returns, no rank reads or writes its buffers, and the other
+ * ranks have its post. */
 void tly_local_withdraw(struct tly_local *l, struct tly_local_op *op);
-/* Not of a team: this rank wants it no more.  It is given back (`divert`) on all ranks, unless all have submitted it: then
- * it ends by itself. */
+/* Without a team: this rank takes the operation back.  All ranks give it back (`divert`), unless all have submitted it: then it
+ * ends by itself. */
 void tly_local_take_back(struct tly_local *l, struct tly_local_op *op);
 /* Drive operations until `done` is set or the monotonic clock passes `deadline` (negative: never): true.  False:
  * `op` was diverted, and its event tells of it. */
@@ -199,24 +201,24 @@ void tly_local_drain(struct tly_local *l, int64_t deadline);
  * machine its part in what it has not submitted is zeros; in a team it is asked to stand in. */
 void tly_local_join(struct tly_local *l, uint64_t submitted); /* so many operations, ever */
 void tly_local_joined_all(struct tly_local *l);
-/* Has all ended that this rank had submitted? */
+/* Have all operations of this rank ended? */
 bool tly_local_is_idle(struct tly_local *l);
 
 struct tly_local_late {
     uint64_t key;
     uint32_t round;
-    uint32_t lowest; /* rank of the job that has submitted it and minds the wait */
-    char ranks[160]; /* of the job, that have not, as "1, 3-4"; "": all have */
+    uint32_t lowest; /* the lowest rank of the job that has submitted it and is not patient */
+    char ranks[160]; /* ranks of the job that have not submitted it, as "1, 3-4"; "": all have */
 };
-/* 1: the oldest operation; 0: there is none; -EBUSY: somebody is just at work, and it may be any.  teams: also of those that
- * their team pushes to services. */
+/* 1: *out is the oldest operation; 0: there is none; -EBUSY: another thread is at work, so it is not known.  teams: count the
+ * operations that a team pushes to services, too. */
 int tly_local_late(struct tly_local *l, bool teams, struct tly_local_late *out);
 
-/* A rank, of the machine's, that has died and not left before; -1: none is seen to have, or somebody is just at work. */
+/* A rank of the machine that has died without leaving.  -1: none is known to have, or another thread is at work. */
 int tly_local_dead(struct tly_local *l);
 
 struct tly_segment *tly_local_segment(struct tly_local *l);
-/* Between processes' private memory directly, or staged in the pool. */
+/* Do the ranks reach each other's private memory?  If not, tensors are staged in the pool. */
 bool tly_local_direct(const struct tly_local *l);
 
 #endif

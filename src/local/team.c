@@ -1,19 +1,20 @@
-/* team.c - what the ranks of one machine of several do of an operation of all: sum their inputs, part by part, and hand
- * round what is for all.
+/* team.c - the way of a team: what the ranks of one machine do for an operation of several machines.
  *
- * Each part has a rank that carries it.  That rank sums all inputs into its own output, pushes the sum from there as if it
- * were its input, and has the result land there (comm/path/team.c); then it copies the result to the others.  So nothing need
- * be staged, and a part's way through shared memory hides behind other parts' way through the network.
+ * Each part has a carrier on this machine.  This file sums and copies between the machine's ranks; the carrier's user sends and
+ * receives (comm/path/team.c).
  *
- * Of a sum that is not for all ranks most carriers have no output to sum into.  Their user says where a part's sum is to lie
- * (`place`), and nothing is copied to others.
+ * All-reduce.  The carrier sums all inputs into its own output, pushes the sum from there, and has the result land there.  Then it
+ * copies the result to the other ranks.  Nothing is staged, and one part moves in shared memory while others are on the network.
  *
- * Where the ranks gather, a part is some rank's own: it copies it to the others of its machine and pushes it.  What lands from
- * other machines the carrier copies to the others.
+ * Reduce, reduce-scatter.  Most carriers get no result, so they have no output to sum into.  Their user says where a part's sum
+ * is to lie (`place`).  Nothing is copied to other ranks.
  *
- * A rank's operation may end badly at any time, by a verdict that it hears before the others do.  So who is about to touch
- * its buffers says so in `working`, then looks whether they are still lent; who ends takes them back first, then waits
- * until nobody is at this round. */
+ * All-gather, broadcast.  The rank that gives a part copies it to the machine's other ranks and pushes it.  A carrier copies what
+ * lands from another machine to the machine's other ranks.
+ *
+ * An operation may end badly on one rank before the others hear of it.  So a rank that is about to touch another rank's buffers
+ * sets `working`, then looks whether all buffers are still lent (team_enter).  A rank whose operation ends takes its buffers back,
+ * then waits until no other rank works on this round (team_give_up). */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,9 +25,9 @@
 #include "reduce/reduce.h"
 #include "tally/tally.h"
 
-enum { BLOCK = 64 << 10 }; /* summed at once: all inputs of it stay in the second cache */
+enum { BLOCK = 64 << 10 }; /* bytes summed at once: the inputs stay in the second cache */
 
-/* Some name of the round that all its ranks know; two rounds of one name only make somebody wait longer. */
+/* The round's name in `working`, the same on all ranks.  Two rounds may share a name; a rank then waits for both. */
 static uint32_t team_token(const struct tly_local_round *r)
 {
     return (uint32_t)(r->id >> 32) | 1;
@@ -43,7 +44,7 @@ static bool team_suits(const struct tly_local *l, const struct tly_local_round *
     return r->op->parts != 0;
 }
 
-/* Say in the work entry what a post does not, for a rank that stands in. */
+/* Write into the work entry what the post lacks and a rank that stands in must know. */
 static void team_describe(const struct tly_local_op *op, struct tly_work *w)
 {
     w->what.prescale = op->prescale;
@@ -54,7 +55,7 @@ static void team_describe(const struct tly_local_op *op, struct tly_work *w)
     w->what.reduction = op->reduction;
 }
 
-/* Does each rank get the whole sum? */
+/* Does each rank get the whole result? */
 static bool team_is_for_all(const struct tly_local_op *op)
 {
     return !op->call->gets;
@@ -98,7 +99,7 @@ static void team_leave(struct tly_local *l)
     atomic_store_explicit(&l->own->working, 0, memory_order_release);
 }
 
-/* Are all buffers lent?  Then they are until team_leave(). */
+/* Are all ranks' buffers lent?  If so they stay lent until team_leave(). */
 static bool team_enter(struct tly_local *l, const struct tly_local_round *r)
 {
     atomic_store(&l->own->working, team_token(r)); /* pairs with the looks in team_give_up() */
@@ -121,7 +122,7 @@ static bool team_give_up(struct tly_local *l, const struct tly_local_round *r)
     return tly_work_await_others(l, team_token(r));
 }
 
-/* The place of a piece in a rank's output as this process sees it; NULL: it must be written to. */
+/* Where this process sees `place` of a rank's output.  NULL: in private memory, which only the kernel can write. */
 static uint8_t *team_output_of(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank,
                                uint64_t place)
 {
@@ -129,7 +130,7 @@ static uint8_t *team_output_of(const struct tly_local *l, const struct tly_local
     return tly_work_seen(l, rank, p->output + place, p->flags & TLY_POST_POOL_OUT);
 }
 
-/* What is summed long before it is sent leaves the caches again, and keeps cores from those whose sums are waited for. */
+/* May another piece be summed?  A sum made long before it is sent leaves the caches, and takes cores from more urgent sums. */
 static bool team_may_sum(struct tly_local *l, const struct tly_local_op *op, uint64_t before)
 {
     if (!op->ahead || before < op->ahead || atomic_load(&l->blocked))
@@ -137,15 +138,16 @@ static bool team_may_sum(struct tly_local *l, const struct tly_local_op *op, uin
     int64_t half = (int64_t)(op->ahead / 2 + 1), awaited = atomic_load(&l->to_wake);
     if (!awaited || half < awaited)
         atomic_store(&l->to_wake, half);
-    /* Pairs with tly_local_sent(): what is still to be sent will wake us, or we look again. */
+    /* Pairs with tly_local_sent(): it wakes this thread, or this load sees what it has subtracted. */
     return (int64_t)atomic_load(&l->ahead) < half || atomic_load(&l->blocked);
 }
 
-/* Where more is asked for than the card takes, services send at different speeds, and the slowest is late.  This holds each
- * operation by itself: the ranks may begin several in different orders. */
+/* May another piece be asked for?  If a rank asks for more than its card takes, services send at different speeds, and the slowest
+ * delays the end.  Each operation has its own bound, since ranks may begin several in different orders. */
 static bool team_may_ask(const struct tly_local_op *op)
 {
-    return !op->ahead || atomic_load(&op->waiting) < op->ahead; /* tly_local_sent() wakes us at half of it */
+    return !op->ahead ||
+           atomic_load(&op->waiting) < op->ahead; /* tly_local_sent() wakes this thread at half of it */
 }
 
 /* Has the piece's sum a place?  Asked last, so that no piece has one that must wait for something else. */
@@ -158,7 +160,7 @@ static bool team_has_place(struct tly_local *l, const struct tly_local_op *op, s
     return piece->sum;
 }
 
-/* The division and the second factor are the service's. */
+/* The service divides, and applies the second factor. */
 static bool team_sum_piece(struct tly_local *l, const struct tly_local_round *r,
                            const struct tly_local_piece *piece)
 {
@@ -190,13 +192,13 @@ static bool team_sum_piece(struct tly_local *l, const struct tly_local_round *r,
     return !tly_work_is_given_up(l, r->group);
 }
 
-/* Nobody is at any rank's buffers for this part any more; who counts the last one wakes the others. */
+/* The part is done on this machine.  The rank that counts the last part wakes the others. */
 static void team_count_part(struct tly_local *l, const struct tly_local_round *r)
 {
     bool last = false;
     for (uint32_t i = 0; i < r->group->size; i++) {
         struct tly_work *w = team_work_of(l, r, r->group->rank[i]);
-        /* acq_rel: who sees the last one sees all that came before. */
+        /* acq_rel: a rank that sees the last count sees all results. */
         uint64_t v = atomic_fetch_add_explicit(&w->done, 1, memory_order_acq_rel) + 1;
         last |= (uint32_t)v == r->chunks;
     }
@@ -204,7 +206,6 @@ static void team_count_part(struct tly_local *l, const struct tly_local_round *r
         tly_local_tell_group(l, r->group);
 }
 
-/* To all others. */
 static bool team_copy_to_others(struct tly_local *l, const struct tly_local_round *r,
                                 const struct tly_local_piece *piece, const uint8_t *from)
 {
@@ -229,14 +230,14 @@ static bool team_copy_to_others(struct tly_local *l, const struct tly_local_roun
 bool tly_team_spread(struct tly_local *l, struct tly_local_round *r, const struct tly_local_piece *piece)
 {
     if (!team_enter(l, r))
-        return false; /* the verdict is on its way to us too */
-    /* If not: who fails is noticed elsewhere. */
+        return false; /* this rank will get the verdict, too */
+    /* false: another file notices the rank that failed */
     bool ok = team_copy_to_others(l, r, piece, r->op->sums + piece->place);
     team_leave(l);
     return ok;
 }
 
-/* This rank's own data.  A staged result is copied back as a whole, so they must be there, too. */
+/* Copy this rank's own data to the others.  A staged result is copied back as a whole, so it needs them, too. */
 static bool team_give_piece(struct tly_local *l, const struct tly_local_round *r,
                             const struct tly_local_piece *piece)
 {
@@ -245,7 +246,7 @@ static bool team_give_piece(struct tly_local *l, const struct tly_local_round *r
     return team_copy_to_others(l, r, piece, piece->from);
 }
 
-/* What the user waits for before it pushes the piece, or asks for it. */
+/* Do what must precede the push of the piece, or the request for it. */
 static bool team_prepare_piece(struct tly_local *l, const struct tly_local_round *r,
                                const struct tly_local_piece *piece)
 {
@@ -284,14 +285,14 @@ static bool team_step(struct tly_local *l, struct tly_local_round *r, const stru
     return ok;
 }
 
-/* What keeps a piece back changes from one moment to the next, so another thread looks for itself. */
+/* The bounds change at any time, so the thread that asks must try a step. */
 static bool team_can_step(const struct tly_local *l, const struct tly_local_round *r,
                           const struct tly_turn *turn)
 {
     return true;
 }
 
-/* From staging.  What lies between the ranges is not ours. */
+/* Copy a staged result to the output, without what lies between the ranges. */
 static void team_take_results(const struct tly_local_op *op)
 {
     size_t element = tly_reduce_element_size(op->dtype);
