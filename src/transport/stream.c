@@ -5,6 +5,9 @@
  * Sending: sendmsg() takes a batch's headers and payloads from where they lie.  The kernel then has a copy, so a packet
  * that is handed over is also completed.
  *
+ * Wake-ups.  A wake-up costs more than the packet for which it comes.  SO_RCVLOWAT has epoll sleep until the rest of a
+ * payload has come, or 64 KB of it.
+ *
  * Whole blocks.  A result lands over the input.  A part that is some bytes result and some bytes input must not be torn
  * inside an element.  So FIONREAD says how many bytes are there, and a multiple of 64 is read.  With less than a block
  * there, SO_RCVLOWAT has epoll sleep until a block has come, and poll() is asked for POLLRDHUP: else a peer that dies inside
@@ -19,8 +22,11 @@
 
 #include "base/fork.h"
 
-/* Received for one wake-up; then others have their turn. */
-enum { TURN_BYTES = 2 << 20 };
+enum {
+    TURN_BYTES = 2 << 20, /* received for one wake-up; then others have their turn */
+    WAKE_BYTES =
+        64 << 10, /* of a payload, worth a wake-up: a service sums in steps of that (SEGMENT in sum/job.c) */
+};
 
 static void stream_on_ready(struct tly_watch *w, uint32_t events);
 
@@ -212,12 +218,14 @@ static ssize_t stream_whole_blocks(struct tly_stream *s, uint32_t left)
     return -1;
 }
 
-/* Bytes without which waking up is of no use: a block, or what is left of the header or the payload. */
+/* Bytes without which waking up is of little use: what is left of the header or the payload, up to a block, or up to
+ * WAKE_BYTES of what somebody waits for. */
 static uint32_t stream_least_wanted(const struct tly_stream *s)
 {
     uint32_t left = s->in ? s->in->follows - s->in->landed + s->in->trailer : stream_header_bytes(s);
     left -= s->staging_to; /* less than a block, a trailer or a header, else it would have been used up */
-    return left < TLY_ALIGN ? left : TLY_ALIGN;
+    uint32_t most = s->in && s->in->to ? WAKE_BYTES : TLY_ALIGN;
+    return left < most ? left : most;
 }
 
 /* As readv(), and *drained says whether that was all there was. */
@@ -307,7 +315,6 @@ static void stream_receive_more(struct tly_stream *s)
             up->progress(s->base.user);
         stream_eat_staging(s);
     }
-    /* Nearly always a block: the mark is moved for the small ends of small messages alone. */
     if (!stream_is_closed(s))
         stream_set_low_water(s, stream_least_wanted(s));
 }
