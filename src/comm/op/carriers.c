@@ -1,10 +1,10 @@
 /* carriers.c - which rank of each machine carries a part for its machine.
  *
- * To the services the carriers of a part are a group.  List i has of each machine the rank with place i; where there are fewer
- * ranks than lists they are in several.
+ * To the services the carriers of a part are a group.  List i has one rank of each machine: the rank with place i.  A machine with
+ * fewer ranks than there are lists has its ranks in several lists, in turn.
  *
- * Ranks of some of a job's machines are teams if they are all that these have.  A machine's sum changes no bit of the group's
- * if the machine's ranks stand one behind the other in the group, and are a node of the tree over it. */
+ * A group has teams only if it has all ranks of each of its machines.  A machine's sum changes no bit of the group's sum if the
+ * machine's ranks stand one behind the other in the group, and are a node of the tree over it. */
 #include "comm/op/carriers.h"
 
 #include <errno.h>
