@@ -72,9 +72,9 @@ def main():
                 way.times.append(took)
     for word, way in ways.items():
         if hvd.rank() == 0:
-            ranges = len(way.optimizer._layout.ranges)
-            print(f"{a.list}, lazy {word}: median {statistics.median(way.times) * 1e3:.1f} ms, least {min(way.times) * 1e3:.1f} ms, "
-                  f"{ranges} ranges", flush=True)
+            ranges = len(way.optimizer._tally_layout.ranges)
+            median, least = statistics.median(way.times) * 1e3, min(way.times) * 1e3
+            print(f"{a.list}, lazy {word}: median {median:.1f} ms, least {least:.1f} ms, {ranges} ranges", flush=True)
     hvd.shutdown()
 
 

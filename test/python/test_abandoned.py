@@ -44,7 +44,7 @@ def loaded(options, sparse, before):
             state = copy.deepcopy(optimizer.state_dict())
             backward(t.rank() % 2)
             optimizer.load_state_dict(state)
-            assert not optimizer._handles
+            assert not optimizer._tally_handles
             optimizer.zero_grad()
         backward((step + t.rank()) % 2)
         optimizer.step()

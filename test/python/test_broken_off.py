@@ -12,8 +12,8 @@ class BrokenOff(BaseException):
     """As KeyboardInterrupt, which pytest would take for its own."""
 
 
-SYNCHRONIZE = {"synchronize", "_hear_frozen", "_compared", "wait", "_end", "_hear", "_failure_of", "read", "go_on", "put_off", "settle",
-               "runs", "choose_all", "_reduced"}
+SYNCHRONIZE = {"synchronize", "_tally_hear_frozen", "_tally_compared", "wait", "_end", "_hear", "_failure_of", "read", "go_on", "put_off",
+               "settle", "runs", "choose_all", "_tally_reduced"}
 
 
 def break_off(optimizer, names=SYNCHRONIZE):
@@ -25,7 +25,7 @@ def break_off(optimizer, names=SYNCHRONIZE):
 
     def line(frame, event, _):
         nonlocal left
-        if event == "line" and optimizer._handles:  # while a step is open
+        if event == "line" and optimizer._tally_handles:  # while a step is open
             left -= 1
             if not left:
                 raise BrokenOff
@@ -67,7 +67,7 @@ def train(kind, broken):
             optimizer.synchronize()
         with optimizer.skip_synchronize():
             optimizer.step()
-    assert bool(optimizer._layout.ranges) == (kind in ("chunks", "ranges"))
+    assert bool(optimizer._tally_layout.ranges) == (kind in ("chunks", "ranges"))
     return [p.detach().numpy().copy() for p in model.parameters()], counts
 
 

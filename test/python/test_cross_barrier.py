@@ -30,7 +30,7 @@ def late():
     from tally.torch.horovod.cross_barrier import CrossBarrier
     from tally.torch.crossing.deferred import Reduction
     with mock.patch.object(Reduction, "done", lambda self: self.handle is None), \
-            mock.patch.object(CrossBarrier, "_has_landed", lambda self: False):
+            mock.patch.object(CrossBarrier, "_tally_has_landed", lambda self: False):
         yield
 
 
@@ -211,7 +211,7 @@ def state():
             loss_of(model, step).backward()
             optimizer.step()
             seen += [value.clone().numpy() for entry in optimizer.state.values() for value in entry.values()]
-        assert optimizer.state is optimizer._original.state
+        assert optimizer.state is optimizer._tally_original.state
         assert not cross or not hasattr(type(optimizer).__new__(type(optimizer)), "state")
         return seen
 
@@ -707,11 +707,11 @@ def landed():
             optimizer.zero_grad()
             loss_of(model, step).backward()
             if cross:
-                optimizer._frozen[0].wait()
-                for handle in optimizer._handles.values():
+                optimizer._tally_frozen[0].wait()
+                for handle in optimizer._tally_handles.values():
                     handle.wait()
-                assert optimizer._has_landed()
-                optimizer._defer = None  # it is not called
+                assert optimizer._tally_has_landed()
+                optimizer._tally_defer = None  # it is not called
             optimizer.step()
             assert due() == 0
             if cross and tally.rank() == 0:
@@ -781,13 +781,14 @@ def ordering():
         for name in "cadb":
             x = model[name](x).tanh()
         if tally.rank() == 0:
-            assert len(optimizer._order._used) == 2 * len(names), "each step is observed"  # noqa: F821 - deleted below
+            assert len(optimizer._tally_order._used) == 2 * len(names), "each step is observed"  # noqa: F821 - deleted below
         x.sum().backward()
-        seen.append("".join(slot.name[0] for slot in sorted(optimizer._slots[::2], key=lambda slot: -slot.priority)))  # noqa: F821 - deleted below
+        slots = sorted(optimizer._tally_slots[::2], key=lambda slot: -slot.priority)  # noqa: F821 - deleted below
+        seen.append("".join(slot.name[0] for slot in slots))
         optimizer.step()
     optimizer.synchronize()
     assert seen == ["abcd"] * 2 + ["cadb"] * 3, seen
-    order = optimizer._order
+    order = optimizer._tally_order
     assert any(one is order for one, _ in gates.observed.values()) == (tally.rank() == 0)
     import gc
     gc.disable()

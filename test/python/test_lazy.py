@@ -96,7 +96,7 @@ def bits(parameters):
 
 def sizes(optimizer):
     """How many gradients each range has."""
-    return [len(one.slots) for one in optimizer._layout.ranges]
+    return [len(one.slots) for one in optimizer._tally_layout.ranges]
 
 
 def train(lazy, dtype="float32", cross=False, options=None, kill=0):
@@ -240,11 +240,11 @@ def failing_twice():
 
     step()
     step()
-    optimizer._layout.make = make
+    optimizer._tally_layout.make = make
 
     def change():
         if t.rank() == 1:
-            optimizer._slots[18].p.grad.add_(1)
+            optimizer._tally_slots[18].p.grad.add_(1)
 
     return said(lambda: step(before=change))
 
@@ -302,7 +302,7 @@ def laid_out_once():
     seen = []
     for number in range(12):
         step(mixed if number < 6 else mixed[::-1])
-        seen.append(list(optimizer._layout.ranges))
+        seen.append(list(optimizer._tally_layout.ranges))
     made = next(number for number, ranges in enumerate(seen) if ranges)
     flat = [int(slot.name.split(".")[0]) for one in seen[made] for slot in one.slots]
     first = [one.call.priority for one in seen[-1]]
@@ -322,7 +322,7 @@ def urgent():
     _, optimizer, step, _ = small(1024)
     for _ in range(5):
         step()
-    return [(one.call.priority, max(slot.priority for slot in one.slots)) for one in optimizer._layout.ranges]
+    return [(one.call.priority, max(slot.priority for slot in one.slots)) for one in optimizer._tally_layout.ranges]
 
 
 def test_a_range_is_as_urgent_as_its_most_urgent_gradient(two):
@@ -336,13 +336,13 @@ def in_flight():
     for _ in range(4):
         step()
     seen = []
-    model[0].weight.register_hook(lambda _: seen.append([handle is not None for handle in optimizer._handles.values()]))
+    model[0].weight.register_hook(lambda _: seen.append([handle is not None for handle in optimizer._tally_handles.values()]))
     optimizer.zero_grad()
     backward()
-    handles = set(optimizer._handles.values())
+    handles = set(optimizer._tally_handles.values())
     optimizer.step()
-    return sum(seen[0]) > 40, len(handles), len(optimizer._layout.ranges), all(
-        p.grad is one._places.at(p) for one in optimizer._layout.ranges for p in [slot.p for slot in one.slots])
+    return sum(seen[0]) > 40, len(handles), len(optimizer._tally_layout.ranges), all(
+        p.grad is one._places.at(p) for one in optimizer._tally_layout.ranges for p in [slot.p for slot in one.slots])
 
 
 def test_a_range_starts_when_its_last_gradient_is_there(two):
@@ -378,7 +378,7 @@ def without_memory():
     model, optimizer, step, backward = small(1024)
     for _ in range(4):
         step()
-    p = optimizer._layout.ranges[0].slots[1].p
+    p = optimizer._tally_layout.ranges[0].slots[1].p
     kept = p.grad  # so that the range moves, to memory that there is not
     optimizer.zero_grad()
     own, real = [torch.full_like(q, t.rank() + 1.0) for q in model.parameters()], pool.mmap.mmap
@@ -513,8 +513,8 @@ def refused(what):
         model.double()
     if t.rank() == 1 and what == "sparse":
         model[9].weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad.to_sparse()))
-        optimizer._hooks[18].remove()  # so that Tally's comes behind it
-        optimizer._register([optimizer._slots[18]])
+        optimizer._tally_hooks[18].remove()  # so that Tally's comes behind it
+        optimizer._tally_register([optimizer._tally_slots[18]])
 
     def act():
         optimizer.zero_grad()
@@ -527,7 +527,7 @@ def refused(what):
         optimizer.step()
 
     told = said(act)
-    if optimizer._handles:  # the others wait for what this rank has not begun
+    if optimizer._tally_handles:  # the others wait for what this rank has not begun
         said(optimizer.synchronize)
     t.allreduce(torch.ones(1), name="over " + what)
     return told
@@ -568,7 +568,7 @@ def late_rank():
     model, optimizer, step, backward = small(1024)
     for _ in range(4):
         step()
-    one = optimizer._layout.ranges[2]
+    one = optimizer._tally_layout.ranges[2]
     if t.rank() == 1:
         one.refuse(one.slots[0], "no time")
         return said(lambda: None), one.held()
@@ -607,7 +607,7 @@ def dropped():
     model, optimizer, step, backward = small(1024)
     for _ in range(4):
         step()
-    references = [weakref.ref(optimizer), weakref.ref(optimizer._layout.ranges[0]), weakref.ref(model[0])]
+    references = [weakref.ref(optimizer), weakref.ref(optimizer._tally_layout.ranges[0]), weakref.ref(model[0])]
     gc.collect()
     gc.disable()
     try:

@@ -130,15 +130,15 @@ def overlap():
     optimizer = t.DistributedOptimizer(MAKERS["sgd"](model.parameters()), model.named_parameters())
     seen = []
     model[0].weight.register_hook(lambda grad: seen.append(
-        [slot.name for slot, handle in optimizer._handles.items() if handle is not None]))
+        [slot.name for slot, handle in optimizer._tally_handles.items() if handle is not None]))
     x, y = digits()
     backward(model, x[:8], y[:8])
     assert {"4.weight", "4.bias", "2.weight", "2.bias"} <= set(seen[0]), seen
-    assert len(optimizer._handles) == 6, "all are under way after backward"
+    assert len(optimizer._tally_handles) == 6, "all are under way after backward"
     fails(AssertionError, optimizer.zero_grad)
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
-    order = [slot.priority for slot in optimizer._slots]
+    order = [slot.priority for slot in optimizer._tally_slots]
     assert order == sorted(order, reverse=True) and len(set(order)) == 6
 
 
@@ -195,7 +195,7 @@ def manners():
     optimizer.zero_grad()
     optimizer.set_backward_passes_per_step(2)
     backward(model, x, y)
-    assert all(handle is None for handle in optimizer._handles.values())
+    assert all(handle is None for handle in optimizer._tally_handles.values())
     backward(model, x, y)
     optimizer.step()
     # A step before the passes are complete reduces what is there.

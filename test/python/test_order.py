@@ -174,14 +174,14 @@ def train(seed, priorities):
         if t.rank() == 1:
             path = path[::-1]
         if priorities == "random":
-            for slot in optimizer._slots:
+            for slot in optimizer._tally_slots:
                 slot.priority = draw.randrange(-5, 5)
         optimizer.zero_grad()
         x = torch.randn(4, 8, generator=inputs)
         for name in path:
             x = torch.tanh(model[name](x))
         x.sum().backward()
-        seen.append("".join(slot.name[0] for slot in sorted(optimizer._slots[::2], key=lambda slot: -slot.priority)))
+        seen.append("".join(slot.name[0] for slot in sorted(optimizer._tally_slots[::2], key=lambda slot: -slot.priority)))
         optimizer.step()
     return seen, [p.detach().numpy().tobytes() for p in model.parameters()]
 

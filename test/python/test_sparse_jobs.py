@@ -24,7 +24,7 @@ def simulate(optimizer, dense, states=None, begin=None):
     plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
     if begin is not None:
         plain.load_state_dict(begin[1])
-    return model, Simulation(model, plain, optimizer._sparse, hvd().size(), optimizer.history.chunks.layout.names, dense,
+    return model, Simulation(model, plain, optimizer._tally_sparse, hvd().size(), optimizer.history.chunks.layout.names, dense,
                              states=states)
 
 
@@ -42,7 +42,7 @@ def like_simulation(passes, to_none):
             optimizer.load_state_dict(saved)
         dense, kept = 0, []
         for step in range(14):
-            dense += not optimizer._layout.ranges
+            dense += not optimizer._tally_layout.ranges
             optimizer.zero_grad(set_to_none=to_none)
             for one in range(passes):
                 backward(model, *shard(part * 100 + step * passes + one, rank, size))
@@ -103,7 +103,7 @@ def like_dense():
             optimizer.zero_grad()
             backward(model, *shard(step, t.rank(), t.size()))
             optimizer.step()
-        assert bool(optimizer._layout.ranges) or more
+        assert bool(optimizer._tally_layout.ranges) or more
         trained.append(model)
     return wrong(*trained)
 
@@ -132,7 +132,7 @@ def like_unscaled():
         hook.remove()
 
     for step in range(14):
-        dense += not optimizer._layout.ranges
+        dense += not optimizer._tally_layout.ranges
         optimizer.zero_grad()
         x, y = shard(step, t.rank(), t.size())
         loss = scaler.scale(torch.nn.functional.cross_entropy(model(x), y))
@@ -196,13 +196,13 @@ def overlap():
     sparse_optimizer.LIST_BYTES = 64
     try:
         model[0].weight.register_hook(lambda grad: under_way.append(
-            [len(one._exchange.operations) for one in optimizer._layout.ranges]))
+            [len(one._exchange.operations) for one in optimizer._tally_layout.ranges]))
         for step in range(8):
             optimizer.zero_grad()
             backward(model, *shard(step, t.rank(), t.size()))
-            if optimizer._layout.ranges:
+            if optimizer._tally_layout.ranges:
                 fails(AssertionError, optimizer.zero_grad)
-                operations = len(optimizer._layout.ranges[0]._exchange.operations)
+                operations = len(optimizer._tally_layout.ranges[0]._exchange.operations)
                 assert operations == 9, "eight lists and the norms"
             optimizer.step()
     finally:
@@ -222,7 +222,7 @@ def put_off():
     ended, saved = [], History.put_off
 
     def noted(history):
-        ended.append([one._ended for one in optimizer._layout.ranges[0]._exchange.operations])
+        ended.append([one._ended for one in optimizer._tally_layout.ranges[0]._exchange.operations])
         saved(history)
 
     History.put_off = noted

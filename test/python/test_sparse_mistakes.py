@@ -55,7 +55,7 @@ def test_refused(four):
 
 
 def behind_a_failure(optimizer, model, backward):
-    """H behind a step with these gradients whose lists fail: with the gradients where the step sends nothing, elsewhere as before."""
+    """H behind a step with these gradients whose lists fail: with gradients where nothing is sent, elsewhere as before."""
     history, layout = optimizer.history, optimizer.history.chunks.layout
     kept = history.history.clone()
     model.zero_grad()
@@ -75,7 +75,7 @@ def bad_gradients():
     t = hvd()
     model, optimizer = make()
     train_some(model, optimizer, 12)
-    assert optimizer._layout.ranges
+    assert optimizer._tally_layout.ranges
 
     def step():
         optimizer.zero_grad()
@@ -129,9 +129,9 @@ def bad_gradients():
     model.append(torch.nn.Linear(10, 10))
     optimizer.add_param_group({"params": model[-1].parameters()})
     t.broadcast_parameters(model.state_dict(), 0)
-    assert not optimizer._layout.ranges
+    assert not optimizer._tally_layout.ranges
     train_some(model, optimizer, 8)
-    assert optimizer._layout.ranges and not optimizer.history.chunks.chosen.all()
+    assert optimizer._tally_layout.ranges and not optimizer.history.chunks.chosen.all()
     assert {"group.1.0", "group.1.1"} < set(optimizer.history.chunks.layout.names)
 
     # Another shape.
@@ -154,7 +154,7 @@ def half_passes():
     t = hvd()
     model, optimizer = make(backward_passes_per_step=2)
     train_some(model, optimizer, 12)
-    assert optimizer._layout.ranges and not optimizer.history.chunks.sent.all()
+    assert optimizer._tally_layout.ranges and not optimizer.history.chunks.sent.all()
     backward(model, *shard(99, t.rank(), t.size()))
     model[0].weight.grad.mul_(2)
     fails(RuntimeError, optimizer.step, "0.weight", "changed")
@@ -168,7 +168,7 @@ def long_chunk():
     """A chunk longer than the model is the model."""
     model, optimizer = make(options={"share": 0.1, "warm_up": 0})
     train_some(model, optimizer, 8)
-    assert optimizer._layout.ranges and optimizer.history.chunks.count == 1 and optimizer.history.chunks.sent.all()
+    assert optimizer._tally_layout.ranges and optimizer.history.chunks.count == 1 and optimizer.history.chunks.sent.all()
     other, dense = make(sparse=None)
     train_some(other, dense, 8)
     return wrong(model, other)
@@ -196,7 +196,7 @@ def embedding():
             continue
         for _ in range(8):
             step()
-        assert optimizer._layout.ranges and model[0].weight.grad.layout is torch.strided
+        assert optimizer._tally_layout.ranges and model[0].weight.grad.layout is torch.strided
 
 
 def test_sparse_embedding(four):

@@ -82,7 +82,7 @@ def fewest_chunks():
             optimizer.zero_grad()
             layer(torch.ones(1, 16)).square().sum().backward()
             optimizer.step()
-        assert optimizer._layout.ranges and optimizer.history.chunks.count == 15
+        assert optimizer._tally_layout.ranges and optimizer.history.chunks.count == 15
         return int(optimizer.history.chunks.sent.sum())
     finally:
         sparse_optimizer.LIST_BYTES = saved

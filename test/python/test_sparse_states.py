@@ -30,7 +30,7 @@ def joined(momentum):
         backward(model, *shard(step, t.rank(), t.size()))
         optimizer.step()
         sent.append(int(optimizer.history.chunks.sent.sum()))
-    assert optimizer._layout.ranges
+    assert optimizer._tally_layout.ranges
     return last, sent, [p.detach().numpy().copy() for p in model.parameters()]
 
 
@@ -57,10 +57,10 @@ def another_communicator():
             t.init()
         optimizer.zero_grad()
         backward(model, *shard(step, rank, size))
-        dense[step // 12] += not optimizer._layout.ranges
+        dense[step // 12] += not optimizer._tally_layout.ranges
         optimizer.step()
         kept.append([p.detach().clone() for p in model.parameters()])
-    assert optimizer._layout.ranges and optimizer.history.kept
+    assert optimizer._tally_layout.ranges and optimizer.history.kept
     other, simulation = simulate(optimizer, dense[0])
     results = []
     for step in range(24):
@@ -94,7 +94,7 @@ def joined_in_backward():
         if t.rank() != 2:
             x, y = shard(99, t.rank(), t.size())
             torch.nn.functional.cross_entropy(model[2:](model[:2](x).detach()), y).backward()
-        operations = optimizer._layout.ranges[0]._exchange.operations
+        operations = optimizer._tally_layout.ranges[0]._exchange.operations
         assert bool(operations) == (t.rank() != 2)
         t.join()
         assert all(one._ended for one in operations)
@@ -146,10 +146,10 @@ def loaded_in_flight():
     state = copy.deepcopy(optimizer.state_dict())
     optimizer.zero_grad()
     backward(model, *shard(99, t.rank(), t.size()))
-    operations = optimizer._layout.ranges[0]._exchange.operations
+    operations = optimizer._tally_layout.ranges[0]._exchange.operations
     assert operations
     optimizer.load_state_dict(state)
-    assert all(one._ended for one in operations) and not optimizer._handles
+    assert all(one._ended for one in operations) and not optimizer._tally_handles
     assert (optimizer.history.history == state["sparse_chunks"]["history"]).all()
     train_some(model, optimizer, 3)
     return [p.detach().numpy().copy() for p in model.parameters()]

@@ -417,13 +417,13 @@ def _modes_of_step(stream):
 
 
 class Reading:
-    """Mixin before the class of an optimizer, `_kind`, that reads what a Barrier, `_barrier`, updates.  Each method but step()
-    first makes the updates that are due, or leaves them what they need."""
+    """Mixin before the class of an optimizer, `_tally_kind`, that reads what a Barrier, `_tally_barrier`, updates.  Each method but
+    step() first makes the updates that are due, or leaves them what they need."""
 
     @property
     def state(self):
         """The optimizer's, once all updates are made."""
-        barrier = self.__dict__.get("_barrier")
+        barrier = self.__dict__.get("_tally_barrier")
         if barrier is not None and barrier._waiting:
             barrier.finish()
         try:
@@ -435,45 +435,45 @@ class Reading:
     def state(self, state):
         self.__dict__["state"] = state
 
-    def _run_closure(self, closure):
+    def _tally_run_closure(self, closure):
         with torch.enable_grad():
             return closure()
 
     def zero_grad(self, set_to_none=True):
         """As the optimizer's own.  A gradient that waits for its update stays with that, and is zeroed behind it."""
-        with self._barrier.lock, gates.through():
-            if set_to_none or not self._barrier._waiting:
+        with self._tally_barrier.lock, gates.through():
+            if set_to_none or not self._tally_barrier._waiting:
                 return super().zero_grad(set_to_none)
             before = self.__dict__["param_groups"]
-            self.__dict__["param_groups"] = [{**group, "params": [p for p in group["params"] if not self._barrier.is_due(p)]}
+            self.__dict__["param_groups"] = [{**group, "params": [p for p in group["params"] if not self._tally_barrier.is_due(p)]}
                                              for group in groups.plain(self)]
             try:
                 super().zero_grad(set_to_none)
             finally:
                 self.__dict__["param_groups"] = before
-            for p in self._barrier.waiting():
-                if not self._barrier.zero_later(p) and p.grad is not None:
+            for p in self._tally_barrier.waiting():
+                if not self._tally_barrier.zero_later(p) and p.grad is not None:
                     p.grad.zero_()
 
     def state_dict(self):
         """As the optimizer's own, once all updates are made."""
-        self._barrier.finish()
+        self._tally_barrier.finish()
         return super().state_dict()
 
     def load_state_dict(self, state_dict):
         """As the optimizer's own; an update that is due and fails counts for nothing then."""
         try:
-            self._barrier.finish()
+            self._tally_barrier.finish()
         except Exception as error:
             if _where.is_handlers(error):
                 raise
         super().load_state_dict(state_dict)
-        if self._barrier.gated:
+        if self._tally_barrier.gated:
             groups.gate(self)
 
     def add_param_group(self, param_group):
         """As the optimizer's own, once all updates are made."""
-        barrier = self.__dict__.get("_barrier")
+        barrier = self.__dict__.get("_tally_barrier")
         if barrier is not None:
             barrier.finish()
         super().add_param_group(param_group)
@@ -481,11 +481,11 @@ class Reading:
             barrier.guard(self)
 
     def __getstate__(self):
-        self._barrier.finish()
+        self._tally_barrier.finish()
         return super().__getstate__()
 
     def __reduce_ex__(self, protocol):
-        return _remake, (self._kind, dict(self.__getstate__()))
+        return _remake, (self._tally_kind, dict(self.__getstate__()))
 
 
 def _remake(kind, state):
@@ -502,7 +502,7 @@ class Deferring(Reading):
     """The same of the optimizer that owns the Barrier."""
 
     def __del__(self):
-        barrier = self.__dict__.get("_barrier")
+        barrier = self.__dict__.get("_tally_barrier")
         if barrier is not None:
             barrier.outlive(self)
         getattr(super(), "__del__", lambda: None)()
@@ -511,12 +511,12 @@ class Deferring(Reading):
 def let_read(optimizer, kind, barrier):
     """Let another optimizer of this kind, which shares groups and state with the Barrier's, make updates before it reads."""
     optimizer.__class__ = type(kind.__name__, (Original, kind), {})
-    optimizer._kind, optimizer._barrier = kind, barrier
+    optimizer._tally_kind, optimizer._tally_barrier = kind, barrier
 
 
 def kind_of(optimizer):
     """The class that the user gave an optimizer."""
-    return optimizer._kind if isinstance(optimizer, Original) else type(optimizer)
+    return optimizer._tally_kind if isinstance(optimizer, Original) else type(optimizer)
 
 
 class find_stale_reads(TorchFunctionMode):

@@ -58,17 +58,17 @@ class _BackgroundHook:
         if optimizer is not None and bucket.index() == 0:
             # Operations on their way have this bucket's name: another backward's since step(), or, if this rank has no
             # more input, its last step's or those of zeros.
-            optimizer.before_backward()
-        if optimizer is None or bucket.buffer().is_sparse or not _is_settled(parallel) or optimizer.fixed_reason():
+            optimizer._tally_before_backward()
+        if optimizer is None or bucket.buffer().is_sparse or not _is_settled(parallel) or optimizer._tally_fixed_reason():
             return hooks._average(state, bucket, self._dtype)
         model = state.enter(bucket)
-        with optimizer._barrier.lock:
+        with optimizer._tally_barrier.lock:
             operation = hooks.start(model, bucket, self._dtype)
             if model.limit is not None:
                 late = hooks._Late(model.limit, hooks._nothing)
                 late.watch(operation)
                 operation.watch(late.end)
-            optimizer.fly(_Flight(operation, bucket))
+            optimizer._tally_fly(_Flight(operation, bucket))
         return _ended(bucket.buffer())
 
 
@@ -88,33 +88,33 @@ def _is_settled(parallel):
 class CrossBarrier(Deferring):
     """Mixin that cross_barrier() puts before the class of the user's optimizer."""
 
-    def _cross(self, kind, name_of, clip_value):
-        self._kind = kind
-        self._flights = []          # since the last step(); always this list
-        self._reference = weakref.ref(self)  # stands in gates.flying
-        self._waited = False        # somebody has waited for them, perhaps to look at gradients
-        self._clip_value = clip_value
-        self._barrier = Barrier(self, kind, name_of, clip_value)
+    def _tally_cross(self, kind, name_of, clip_value):
+        self._tally_kind = kind
+        self._tally_flights = []          # since the last step(); always this list
+        self._tally_reference = weakref.ref(self)  # stands in gates.flying
+        self._tally_waited = False        # somebody has waited for them, perhaps to look at gradients
+        self._tally_clip_value = clip_value
+        self._tally_barrier = Barrier(self, kind, name_of, clip_value)
 
-    def fixed_reason(self):
-        return self._barrier.fixed_reason()
+    def _tally_fixed_reason(self):
+        return self._tally_barrier.fixed_reason()
 
     def zero_grad(self, set_to_none=True):
         """As Deferring's, once the gradients that are on their way are reduced."""
-        if self._flights:
+        if self._tally_flights:
             self.land()
         super().zero_grad(set_to_none)
 
-    def fly(self, flight):
+    def _tally_fly(self, flight):
         """A bucket is on its way.  What was looked at before is not the gradient of this step."""
-        self._flights.append(flight)
-        self._waited = False
+        self._tally_flights.append(flight)
+        self._tally_waited = False
         for p in flight.parameters:
-            gates.flying[id(p)] = self._reference, flight.operation
+            gates.flying[id(p)] = self._tally_reference, flight.operation
 
     def __del__(self):
-        flights = self.__dict__.get("_flights")
-        if flights and self._reference() in (None, self):
+        flights = self.__dict__.get("_tally_flights")
+        if flights and self._tally_reference() in (None, self):
             for number in (id(p) for flight in flights for p in flight.parameters):
                 gates.flying.pop(number, None)
             if not gates.is_collecting():
@@ -123,33 +123,33 @@ class CrossBarrier(Deferring):
 
     def land(self):
         """Somebody is about to look at gradients: have them reduced.  The step keeps the barrier."""
-        with self._barrier.lock:
-            self._waited = True
-            self.wait_for_buckets()
+        with self._tally_barrier.lock:
+            self._tally_waited = True
+            self._tally_wait_for_buckets()
 
     def name_of(self, p):
-        return self._barrier.name_of(p)
+        return self._tally_barrier.name_of(p)
 
-    def wait_for_buckets(self):
+    def _tally_wait_for_buckets(self):
         """Have all buckets reduced; raise the first failure."""
-        with self._barrier.lock:
+        with self._tally_barrier.lock:
             failure = None
-            while self._flights:
-                flight = self._flights[0]
+            while self._tally_flights:
+                flight = self._tally_flights[0]
                 try:
-                    self._check(flight)
+                    self._tally_check(flight)
                     flight.operation.wait()
                 except Exception as error:
                     if _where.is_handlers(error):
                         raise
                     failure = failure or error
-                del self._flights[0]
+                del self._tally_flights[0]
                 for p in flight.parameters:
                     gates.flying.pop(id(p), None)
             if failure is not None:
                 raise failure
 
-    def _check(self, flight):
+    def _tally_check(self, flight):
         changed = None
         if flight.buffer._version != flight.version:
             changed = flight.parameters[0]
@@ -157,19 +157,19 @@ class CrossBarrier(Deferring):
             changed = next((p for p in flight.parameters if p.grad is not None and not _shares(p.grad, flight.buffer)), None)
         if changed is not None:
             raise _errors.Error("the gradient of %s was changed between backward and the end of its reduction; call "
-                              "optimizer.synchronize() before what changes gradients" % self._barrier.name_of(changed),
+                              "optimizer.synchronize() before what changes gradients" % self._tally_barrier.name_of(changed),
                               errno.EINVAL)
 
-    def before_backward(self):
+    def _tally_before_backward(self):
         """No update may be due, and no bucket under way, once backward writes to buckets, or averages are of the next step."""
-        self._barrier.finish()
-        self.wait_for_buckets()
+        self._tally_barrier.finish()
+        self._tally_wait_for_buckets()
 
     def synchronize(self):
         """Behind step(): make all updates that it has put off.  Behind backward: have all gradients reduced, for what
         looks at them; the step keeps the barrier then."""
-        self._barrier.finish()
-        if self._flights:
+        self._tally_barrier.finish()
+        if self._tally_flights:
             self.land()
 
     def step(self, closure=None):
@@ -178,43 +178,43 @@ class CrossBarrier(Deferring):
         closure: called once, here."""
         self._opt_called, self._step_count = True, getattr(self, "_step_count", 0) + 1
         loss = None
-        if closure is not None and self.fixed_reason() is None:
-            loss, closure = self._run_closure(closure), None
-        reason = self._barrier.reason(self)
-        if reason is None and self._waited:
+        if closure is not None and self._tally_fixed_reason() is None:
+            loss, closure = self._tally_run_closure(closure), None
+        reason = self._tally_barrier.reason(self)
+        if reason is None and self._tally_waited:
             reason = "all gradients were waited for before step(), such as for clipping by norm"
-        self._waited = False
+        self._tally_waited = False
         if reason is None:
-            self._defer()
+            self._tally_defer()
             return loss
-        self._barrier.warn(reason)
-        self._barrier.finish()
-        self.wait_for_buckets()
+        self._tally_barrier.warn(reason)
+        self._tally_barrier.finish()
+        self._tally_wait_for_buckets()
         if closure is None:
-            self._clip()
+            self._tally_clip()
             super().step()
             return loss
 
         def clipped():
             loss = closure()
-            self._clip()
+            self._tally_clip()
             return loss
 
         return super().step(clipped)
 
-    def _clip(self):
-        if self._clip_value is not None:
-            torch.nn.utils.clip_grad_value_([p for group in self.param_groups for p in group["params"]], self._clip_value)
+    def _tally_clip(self):
+        if self._tally_clip_value is not None:
+            torch.nn.utils.clip_grad_value_([p for group in self.param_groups for p in group["params"]], self._tally_clip_value)
 
     step.hooked = True
     step._wrapped_by_lr_sched = step._with_counter = True  # a scheduler need not wrap it to see that it was called
 
-    def _defer(self):
-        with self._barrier.lock:
-            self._barrier.finish()
-            for flight in self._flights:
-                self._check(flight)
-            flights = _take(self._flights)
+    def _tally_defer(self):
+        with self._tally_barrier.lock:
+            self._tally_barrier.finish()
+            for flight in self._tally_flights:
+                self._tally_check(flight)
+            flights = _take(self._tally_flights)
             of = {id(p): flight for flight in flights for p in flight.parameters}
             pairs, landed = {flight: [] for flight in flights}, []
             for group in groups.plain(self):
@@ -228,7 +228,7 @@ class CrossBarrier(Deferring):
             # Buckets of the first layers, which the next forward needs first, are the last ones.
             reductions = [Reduction(flight.operation, pairs[flight], [(flight.buffer, flight.version)])
                           for flight in reversed(flights)]
-            self._barrier.defer(self, [Reduction(None, landed)] * bool(landed) + reductions)
+            self._tally_barrier.defer(self, [Reduction(None, landed)] * bool(landed) + reductions)
 
 
 def _take(flights):
@@ -261,7 +261,7 @@ def _prepare():
                 reference, flights = _crossed.get(self, _NOT_CROSSED)
                 optimizer = reference()
                 if optimizer is not None:
-                    optimizer.before_backward()
+                    optimizer._tally_before_backward()
                 elif flights:
                     _await(flights)
             return post(self, output)
@@ -327,6 +327,6 @@ def cross_barrier(model, optimizer, compression=Compression.none, clip_value=Non
     names = WeakTensorKeyDictionary()
     for name, p in model.module.named_parameters():
         names[p] = name
-    optimizer._cross(kind, lambda p: names.get(p, "a parameter of shape %s" % (tuple(p.shape),)), clip_value)
-    _crossed[model] = weakref.ref(optimizer), optimizer._flights
+    optimizer._tally_cross(kind, lambda p: names.get(p, "a parameter of shape %s" % (tuple(p.shape),)), clip_value)
+    _crossed[model] = weakref.ref(optimizer), optimizer._tally_flights
     return optimizer

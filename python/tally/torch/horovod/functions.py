@@ -142,7 +142,7 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
         tensors.append(torch.empty(slot.shape, dtype=slot.dtype, device="cpu"))
         return tensors[-1]
 
-    own = getattr(optimizer, "state_for_all", optimizer.state_dict)() if root else None
+    own = getattr(optimizer, "_tally_state_for_all", optimizer.state_dict)() if root else None
     state = broadcast_object(_replace(own, torch.Tensor, take), root_rank, process_set=process_set)
     if not root:
         state = _replace(state, _Slot, make)

@@ -90,12 +90,12 @@ class Alone:
 
     def ready(self, optimizer, slot):
         """Backward has made a gradient."""
-        optimizer._forget(slot)  # this pass has added to it
-        optimizer._submit(slot)
+        optimizer._tally_forget(slot)  # this pass has added to it
+        optimizer._tally_submit(slot)
 
     def start(self, optimizer, slot):
         """Submit a gradient that has not started by the end of backward."""
-        optimizer._submit(slot)
+        optimizer._tally_submit(slot)
 
     def refuse(self, slot, reason):
         """Tell the other ranks why this one does not submit a gradient."""
@@ -113,11 +113,11 @@ class Together(Alone):
         self._slots = slots
 
     def ready(self, optimizer, slot):
-        optimizer._hold(slot)
-        optimizer._note(slot)
+        optimizer._tally_hold(slot)
+        optimizer._tally_note(slot)
         if not any(one.delay for one in self._slots):
             for one in reversed(self._slots):  # as backward comes by
-                optimizer._submit(one)
+                optimizer._tally_submit(one)
 
 
 class Range:
@@ -144,15 +144,15 @@ class Range:
 
     def ready(self, optimizer, slot):
         """Backward has made one of the gradients: start with the last one."""
-        optimizer._hold(slot)
-        optimizer._forget(slot)
+        optimizer._tally_hold(slot)
+        optimizer._tally_forget(slot)
         self._left -= 1
         if not self._left:
             self.start(optimizer, slot)
 
     def start(self, optimizer, slot):
         """Submit the range.  Zeros stand for gradients that are not there."""
-        changed = {one for one in self.slots if one in optimizer._sent and optimizer._is_changed(one)}
+        changed = {one for one in self.slots if one in optimizer._tally_sent and optimizer._tally_is_changed(one)}
         places, late = self._places, []
         odd = [one for one in self.slots if one.p.grad is None or not one.p.requires_grad or not places.place(one.p, late)]
         places.copy(late)
@@ -168,9 +168,9 @@ class Range:
             self.call = self.call.but(priority=priority)
         handle = reduce(self.call.but(finish=_put_back(pairs)) if pairs else self.call, whole, whole)
         for one in live:
-            optimizer._began(one, handle)
+            optimizer._tally_began(one, handle)
             if one not in changed:
-                optimizer._note(one)
+                optimizer._tally_note(one)
 
     def _fill(self, optimizer, slot):
         """Have a gradient in its place, or zeros.  False: it must stay elsewhere, and be copied."""
@@ -181,7 +181,7 @@ class Range:
             del place
             self._places.free(p).zero_()
             return True
-        optimizer._fill(slot)
+        optimizer._tally_fill(slot)
         now, before = _form(p.grad), "other memory" if place is None else _form(place)
         if now != before:
             error = TypeError("the gradient of %s is %s now, and was %s when the ranks laid out their gradients: make the "
@@ -243,7 +243,7 @@ class Layout:
 
     def make(self, optimizer):
         """Lay out gradients for the order that counts from the next step on.  All ranks but those in join() call it."""
-        slots = [optimizer._slots[number] for number in reversed(optimizer._order.next())]
+        slots = [optimizer._tally_slots[number] for number in reversed(optimizer._tally_order.next())]
         slots = [slot for slot in slots if slot.reduced]
         theta, seen, other = self._agree(optimizer, slots)
         if theta is None:
@@ -252,7 +252,7 @@ class Layout:
         self._lay(optimizer, slots, theta, [slot.p.dtype if seen[i] and not other[i] else None for i, slot in enumerate(slots)])
         for one in self.ranges:
             for slot in one.slots:
-                optimizer._units[slot.number] = one
+                optimizer._tally_units[slot.number] = one
 
     def _lay(self, optimizer, slots, theta, kinds):
         """Make the ranges of a list of gradients.  kinds: as for lay_out()."""
@@ -262,9 +262,9 @@ class Layout:
         if not several:
             return
         places = Places(([slot.p for slot in unit] for unit in several), ordinary=True)
-        ranges = {id(unit): Range(unit, places, unit[0].call.but(name="%s/range.%d" % (optimizer._prefix, number)))
+        ranges = {id(unit): Range(unit, places, unit[0].call.but(name="%s/range.%d" % (optimizer._tally_prefix, number)))
                   for number, unit in enumerate(several)}
-        optimizer._plan([ranges.get(id(unit), unit[0]) for unit in units])
+        optimizer._tally_plan([ranges.get(id(unit), unit[0]) for unit in units])
         self.ranges = list(ranges.values())
 
     def _agree(self, optimizer, slots):
@@ -274,10 +274,10 @@ class Layout:
         words[0] = 1
         if _job.rank() == 0:
             words[1] = default_theta(sum(bytes_of(slot.p) for slot in slots)) if self.theta is None else self.theta
-        fitting = [optimizer._units[slot.number] is ALONE and _fits(slot) for slot in slots]
+        fitting = [optimizer._tally_units[slot.number] is ALONE and _fits(slot) for slot in slots]
         words[2::2] = torch.tensor([fit and slot.seen for fit, slot in zip(fitting, slots)])
         words[3::2] = torch.tensor([not fit for fit in fitting])
-        reduce(Call(optimizer._prefix + "/layout", space=GRADIENT), words, words).wait()
+        reduce(Call(optimizer._tally_prefix + "/layout", space=GRADIENT), words, words).wait()
         ranks, theta, *rest = words.tolist()
         return (theta if ranks == _job.size() else None), rest[::2], rest[1::2]
 

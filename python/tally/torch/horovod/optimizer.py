@@ -78,7 +78,7 @@ def _hook(optimizer, number, p):
     """optimizer: weak, for p keeps this."""
     self = optimizer()
     if self is not None:
-        self._gradient_ready(self._slots[number])
+        self._tally_gradient_ready(self._tally_slots[number])
 
 
 def _differs(p, gradient, version):
@@ -99,9 +99,9 @@ _errors.explainers.append(_explain)
 class _Distributed(Shared):
     """The class that DistributedOptimizer() puts before the optimizer's own class."""
 
-    _sparse = None  # SparseChunks: chunks of gradients are sent, see sparse_optimizer.py
+    _tally_sparse = None  # SparseChunks: chunks of gradients are sent, see sparse_optimizer.py
 
-    def _distribute(self, named_parameters, compression, backward_passes_per_step, op, predivide, groups,
+    def _tally_distribute(self, named_parameters, compression, backward_passes_per_step, op, predivide, groups,
                     sparse_as_dense, process_set, lazy):
         parameters = [(p, "group.%d.%d" % (g, i)) for g, group in enumerate(self.param_groups)
                       for i, p in enumerate(group["params"])]
@@ -126,69 +126,70 @@ class _Distributed(Shared):
                 raise TypeError("parameter %s is a DTensor; for models of fully_shard() there is tally.torch.hsdp()"
                                 % name)
 
-        self._compression = compression
-        self._op = op
-        self._predivide = predivide
-        self._sparse_as_dense = sparse_as_dense
+        self._tally_compression = compression
+        self._tally_op = op
+        self._tally_predivide = predivide
+        self._tally_sparse_as_dense = sparse_as_dense
         self.backward_passes_per_step = backward_passes_per_step
-        self._slots = [_Slot(p, name, number, backward_passes_per_step)
+        self._tally_slots = [_Slot(p, name, number, backward_passes_per_step)
                        for number, (p, name) in enumerate(dict(parameters).items())]
-        self._update = [slot for slot in self._slots if slot.reduced]
-        self._places = self._make_places()
-        self._process_set = process_set
-        self._alone = not process_set.included() or process_set.size() == 1  # as Horovod has it for a rank outside
-        self.of_all = process_set.included() and process_set.group() is None
-        self._lazy = lazy
-        self._late = ()                                           # slots in ranges that start once frozen ones are compared
-        self._layout = self._make_layout(lazy if self.of_all and not self._alone and compression is Compression.none else 0)
-        self._frozen = None                                       # comparison of this step, and the generation it belongs to
-        self._order = Order(len(self._slots), self._observes())
-        self._handles = {}                                        # slot -> its reduction; None: not submitted yet
-        self._sent = {}                                           # slot -> its gradient after backward, its version
-        self._hooks = []
-        self._synchronized = False
-        self._unscaled = False                                    # a GradScaler has, behind the reduction
-        self._should_synchronize = True
-        self._agreed = 0                                          # generation whose plan this optimizer is in
-        self._prefix = ""                                          # of names, that keeps several optimizers apart
-        self._units = [ALONE] * len(self._slots)                  # how each slot, by its number, starts: see lazy.py
-        for group in self._split(groups):
+        self._tally_update = [slot for slot in self._tally_slots if slot.reduced]
+        self._tally_places = self._tally_make_places()
+        self._tally_process_set = process_set
+        self._tally_alone = not process_set.included() or process_set.size() == 1  # as Horovod has it for a rank outside
+        self._tally_of_all = process_set.included() and process_set.group() is None
+        self._tally_lazy = lazy
+        self._tally_late = ()                                           # slots in ranges that start once frozen ones are compared
+        ranges = self._tally_of_all and not self._tally_alone and compression is Compression.none
+        self._tally_layout = self._tally_make_layout(lazy if ranges else 0)
+        self._tally_frozen = None                                       # comparison of this step, and the generation it belongs to
+        self._tally_order = Order(len(self._tally_slots), self._tally_observes())
+        self._tally_handles = {}                                        # slot -> its reduction; None: not submitted yet
+        self._tally_sent = {}                                           # slot -> its gradient after backward, its version
+        self._tally_hooks = []
+        self._tally_synchronized = False
+        self._tally_unscaled = False                                    # a GradScaler has, behind the reduction
+        self._tally_should_synchronize = True
+        self._tally_agreed = 0                                          # generation whose plan this optimizer is in
+        self._tally_prefix = ""                                          # of names, that keeps several optimizers apart
+        self._tally_units = [ALONE] * len(self._tally_slots)                  # how each slot, by its number, starts: see lazy.py
+        for group in self._tally_split(groups):
             together = Together(group)
             for slot in group:
-                self._units[slot.number] = together
-        if not self._alone:
+                self._tally_units[slot.number] = together
+        if not self._tally_alone:
             of_complex = [name for p, name in parameters if p.is_complex()]
             if of_complex:
                 raise TypeError("parameter %s is of complex numbers; tally.torch.ddp_hook and the backend average them"
                                 % of_complex[0])
-            self._register(self._update)
-            self._agree()
+            self._tally_register(self._tally_update)
+            self._tally_agree()
             uneven.register(self)
 
     def __deepcopy__(self, memo):
         raise TypeError("a DistributedOptimizer cannot be copied; make another one, of the copied model's optimizer")
 
-    def _split(self, groups):
+    def _tally_split(self, groups):
         """Lists of parameters that are submitted together."""
         if groups is None:
             return []
         if isinstance(groups, int):
-            length, more = divmod(len(self._update), groups)
+            length, more = divmod(len(self._tally_update), groups)
             cuts = [i * length + min(i, more) for i in range(groups + 1)]
-            return [self._update[a:b] for a, b in zip(cuts, cuts[1:]) if b > a]
+            return [self._tally_update[a:b] for a, b in zip(cuts, cuts[1:]) if b > a]
         members = [p for group in groups for p in group]
-        slots = {id(slot.p): slot for slot in self._slots}
+        slots = {id(slot.p): slot for slot in self._tally_slots}
         if len({id(p) for p in members}) != len(members) or any(id(p) not in slots for p in members):
             raise ValueError("groups must be lists of this optimizer's parameters, each in one list at most")
         return [[slots[id(p)] for p in group if slots[id(p)].reduced] for group in groups]
 
-    def _make_layout(self, theta):
+    def _tally_make_layout(self, theta):
         return Layout(theta)
 
-    def _make_places(self):
-        return Places([slot.p] for slot in reversed(self._update))
+    def _tally_make_places(self):
+        return Places([slot.p] for slot in reversed(self._tally_update))
 
-    def _register(self, slots):
+    def _tally_register(self, slots):
         optimizer = weakref.ref(self)
         for slot in slots:
             p = slot.p
@@ -204,42 +205,44 @@ class _Distributed(Shared):
             _owners[id(p)] = (weakref.ref(p), optimizer)
         for slot in slots:
             handle = slot.p.register_post_accumulate_grad_hook(functools.partial(_hook, optimizer, slot.number))
-            self._hooks.append(handle)
+            self._tally_hooks.append(handle)
             weakref.finalize(self, handle.remove).atexit = False
 
-    def _agree(self):
+    def _tally_agree(self):
         """Agree with the ranks on the treatment of gradients, and on the parameters, in the order in which backward
         makes their gradients: output first."""
-        number = _take_number(self._process_set)
-        self._order.begin_anew(self._observes(), len(self._slots))
-        self._layout.begin_anew(self._units)
-        self._prefix = "" if number == 0 else "%d:" % number
-        self._agreed, group = _job.generation(), self._process_set.group()
-        for slot in self._slots:
-            slot.call = Call(self._prefix + slot.name, self._op, group, 0, 1.0 / self._predivide, self._predivide, GRADIENT)
+        number = _take_number(self._tally_process_set)
+        self._tally_order.begin_anew(self._tally_observes(), len(self._tally_slots))
+        self._tally_layout.begin_anew(self._tally_units)
+        self._tally_prefix = "" if number == 0 else "%d:" % number
+        self._tally_agreed, group = _job.generation(), self._tally_process_set.group()
+        for slot in self._tally_slots:
+            slot.call = Call(self._tally_prefix + slot.name, self._tally_op, group, 0, 1.0 / self._tally_predivide,
+                             self._tally_predivide, GRADIENT)
         compare("DistributedOptimizer %d" % number,
-                ["op=" + Reduction(self._op).name, "gradient_predivide_factor=%r" % self._predivide,
-                 "compression=" + getattr(self._compression, "__name__", type(self._compression).__name__),
+                ["op=" + Reduction(self._tally_op).name, "gradient_predivide_factor=%r" % self._tally_predivide,
+                 "compression=" + getattr(self._tally_compression, "__name__", type(self._tally_compression).__name__),
                  "backward_passes_per_step=%d" % self.backward_passes_per_step,
-                 "sparse_as_dense=%s" % bool(self._sparse_as_dense), "lazy=%s" % self._lazy, "sparse=%s" % (self._sparse,),
-                 *("parameter %r of shape %s, %s" % (slot.name, tuple(slot.p.shape), slot.p.dtype) for slot in self._update)],
-                self._process_set)
-        self._plan(reversed(self._update))
+                 "sparse_as_dense=%s" % bool(self._tally_sparse_as_dense), "lazy=%s" % self._tally_lazy,
+                 "sparse=%s" % (self._tally_sparse,),
+                 *("parameter %r of shape %s, %s" % (slot.name, tuple(slot.p.shape), slot.p.dtype) for slot in self._tally_update)],
+                self._tally_process_set)
+        self._tally_plan(reversed(self._tally_update))
 
-    def _plan(self, units):
+    def _tally_plan(self, units):
         """Agree on the list of what is submitted in a step: gradients (slots) and ranges, in order."""
         names, sizes = [], []
         for unit in units:
-            for name, size in self._parts(unit) if isinstance(unit, _Slot) else [(unit.call.name, unit.length)]:
+            for name, size in self._tally_parts(unit) if isinstance(unit, _Slot) else [(unit.call.name, unit.length)]:
                 names.append(name)
                 sizes.append(size)
-        if names and self.of_all:
+        if names and self._tally_of_all:
             _job.plan(names, sizes, GRADIENT)
 
-    def _parts(self, slot):
+    def _tally_parts(self, slot):
         """The operations of a gradient: their names and bytes."""
         p, name = slot.p, slot.call.name
-        element = self._compression.compress(p.detach().new_empty(0))[0].element_size()
+        element = self._tally_compression.compress(p.detach().new_empty(0))[0].element_size()
         on = device.of(p)
         return [(part, (high - low) * element) for part, low, high in
                 ([(name, 0, p.numel())] if on is None else device.chunks(name, p.numel(), element, on))]
@@ -248,126 +251,126 @@ class _Distributed(Shared):
         """Like the optimizer's own; gradients of the new parameters are reduced too.  Collective."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        taken = {slot.name for slot in self._slots}
+        taken = {slot.name for slot in self._tally_slots}
         number = len(self.param_groups) - 1
         added = []
         for i, p in enumerate(group["params"]):
             name = "group.%d.%d" % (number, i)
             while name in taken:
                 name += "+"
-            added.append(_Slot(p, name, len(self._slots) + i, self.backward_passes_per_step))
-        self._slots += added
-        self._units += [ALONE] * len(added)
-        self._update += [slot for slot in added if slot.reduced]
-        self._places = self._make_places()
-        if not self._alone:
-            self._register([slot for slot in added if slot.reduced])
-            self._agree()
+            added.append(_Slot(p, name, len(self._tally_slots) + i, self.backward_passes_per_step))
+        self._tally_slots += added
+        self._tally_units += [ALONE] * len(added)
+        self._tally_update += [slot for slot in added if slot.reduced]
+        self._tally_places = self._tally_make_places()
+        if not self._tally_alone:
+            self._tally_register([slot for slot in added if slot.reduced])
+            self._tally_agree()
 
     def load_state_dict(self, state_dict):
         """Like the optimizer's own.  Behind a backward, all ranks call it: that step's reductions end first, and are forgotten."""
-        self._abandon()
-        self._synchronized = self._unscaled = False
-        self._should_synchronize = True
+        self._tally_abandon()
+        self._tally_synchronized = self._tally_unscaled = False
+        self._tally_should_synchronize = True
         self.set_backward_passes_per_step(self.backward_passes_per_step)
         super().load_state_dict(state_dict)
 
     def set_backward_passes_per_step(self, passes):
         """Set the number of backward passes that add to a gradient before it is reduced."""
         self.backward_passes_per_step = passes
-        self._expect_all()
+        self._tally_expect_all()
 
-    def _expect_all(self):
+    def _tally_expect_all(self):
         """Each parameter's next gradient is the first of a step."""
-        for slot in self._update:
+        for slot in self._tally_update:
             slot.delay = self.backward_passes_per_step
-        self._layout.expect()
+        self._tally_layout.expect()
 
-    def _gradient_ready(self, slot):
+    def _tally_gradient_ready(self, slot):
         """Body of the hook: a parameter's gradient of one backward pass is complete."""
         if slot.delay <= 0 or id(slot.p) in gates.due:
-            raise self._unexpected(slot)
-        self._compare_frozen()
-        self._order.made(slot.number)
-        self._synchronized = False
+            raise self._tally_unexpected(slot)
+        self._tally_compare_frozen()
+        self._tally_order.made(slot.number)
+        self._tally_synchronized = False
         slot.seen = True
         slot.delay -= 1
         if slot.delay:
-            self._hold(slot)
-            self._note(slot)
+            self._tally_hold(slot)
+            self._tally_note(slot)
         else:
-            self._units[slot.number].ready(self, slot)
+            self._tally_units[slot.number].ready(self, slot)
 
-    def _unexpected(self, slot):
+    def _tally_unexpected(self, slot):
         return AssertionError("parameter %s got a gradient more than backward_passes_per_step (%d) times before step() or "
                               "synchronize(); raise it to accumulate gradients over more passes"
                               % (slot.name, self.backward_passes_per_step))
 
-    def _observes(self):
+    def _tally_observes(self):
         """Whether the order in which forward uses parameters here becomes all ranks' priorities."""
-        return self.of_all and not self._alone and _job.rank() == 0
+        return self._tally_of_all and not self._tally_alone and _job.rank() == 0
 
-    def _compare_frozen(self):
+    def _tally_compare_frozen(self):
         """Begin this step's comparison, if it has not begun."""
-        if self._frozen is None or self._frozen[1] != _job.generation():
-            self._begin_comparison()
+        if self._tally_frozen is None or self._tally_frozen[1] != _job.generation():
+            self._tally_begin_comparison()
 
-    def _begin_comparison(self):
+    def _tally_begin_comparison(self):
         """Say which parameters need no gradient here.  On rank 0 also say the order in which forward uses them, if it has
         changed.  A rank that has joined says nothing."""
-        if self._agreed != _job.generation():
-            self._agree()  # the job was left and joined again
-        if self.of_all:
-            changed, places = self._order.begin()
+        if self._tally_agreed != _job.generation():
+            self._tally_agree()  # the job was left and joined again
+        if self._tally_of_all:
+            changed, places = self._tally_order.begin()
             if changed:
-                for place, number in enumerate(self._order.order):
-                    self._slots[number].priority = -place
+                for place, number in enumerate(self._tally_order.order):
+                    self._tally_slots[number].priority = -place
             words = torch.tensor([0] * _job.size() + places, dtype=torch.int32, device="cpu")
-            words[_job.rank()] = 1 + zlib.crc32(bytes(slot.p.requires_grad for slot in self._update)) % (1 << 30)
-            handle = reduce(Call(self._prefix + "/frozen", space=GRADIENT), words, words)
-            self._frozen = handle, _job.generation()
+            words[_job.rank()] = 1 + zlib.crc32(bytes(slot.p.requires_grad for slot in self._tally_update)) % (1 << 30)
+            handle = reduce(Call(self._tally_prefix + "/frozen", space=GRADIENT), words, words)
+            self._tally_frozen = handle, _job.generation()
 
-    def _hold(self, slot):
+    def _tally_hold(self, slot):
         """A gradient is to start later in this step."""
-        self._handles.setdefault(slot, None)
+        self._tally_handles.setdefault(slot, None)
 
-    def _note(self, slot):
+    def _tally_note(self, slot):
         """A gradient is on its way from now on: code that changes it is found out."""
         gradient = slot.p.grad
         if gradient is not None:  # a hook before ours may have taken it
-            self._sent[slot] = gradient, _version(gradient)
+            self._tally_sent[slot] = gradient, _version(gradient)
 
-    def _forget(self, slot):
+    def _tally_forget(self, slot):
         """It is not any more."""
-        self._sent.pop(slot, None)
+        self._tally_sent.pop(slot, None)
 
-    def _fill(self, slot):
+    def _tally_fill(self, slot):
         """Have a gradient that can be reduced."""
         p = slot.p
         if p.grad is None:
             # Not reached in this pass here, perhaps on another rank.
             p.grad = torch.zeros_like(p, memory_format=torch.preserve_format) if slot.empty is None else slot.empty.clone()
-        if p.grad.is_sparse and self._sparse_as_dense:
+        if p.grad.is_sparse and self._tally_sparse_as_dense:
             p.grad = p.grad.to_dense()
 
-    def _began(self, slot, handle):
+    def _tally_began(self, slot, handle):
         """A gradient is being reduced."""
-        self._handles[slot] = handle
+        self._tally_handles[slot] = handle
 
-    def _submit(self, slot):
+    def _tally_submit(self, slot):
         """Submit a gradient, or zeros."""
-        p, changed = slot.p, self._is_changed(slot)
-        self._fill(slot)
-        if self._compression is Compression.none and self.of_all:
-            self._places.place(p)
+        p, changed = slot.p, self._tally_is_changed(slot)
+        self._tally_fill(slot)
+        if self._tally_compression is Compression.none and self._tally_of_all:
+            self._tally_places.place(p)
         if not changed:  # else what is there stays, and tells
-            self._note(slot)
+            self._tally_note(slot)
         gradient = p.grad
         # What we write into it ourselves, through .data, its version does not count.
-        self._began(slot, self._start(slot, gradient if gradient.is_sparse else gradient.data))
+        self._tally_began(slot, self._tally_start(slot, gradient if gradient.is_sparse else gradient.data))
 
-    def _start(self, slot, gradient):
-        call, group, priority = slot.call, self._process_set.group(), slot.priority  # a removed set raises
+    def _tally_start(self, slot, gradient):
+        call, group, priority = slot.call, self._tally_process_set.group(), slot.priority  # a removed set raises
         if (call.group, call.priority) != (group, priority):
             call = slot.call = call.but(group=group, priority=priority)
         if gradient.is_sparse:
@@ -381,9 +384,9 @@ class _Distributed(Shared):
                     gradient.detach()._values().new_empty(0, *gradient.shape[gradient.sparse_dim():]), gradient.shape,
                     device=gradient.device, check_invariants=False)
             return SparseReduction(call.but(prescale=1.0, postscale=1.0), gradient)
-        sent, ctx = self._compression.compress(gradient)
+        sent, ctx = self._tally_compression.compress(gradient)
         if sent is not gradient:
-            decompress = self._compression.decompress
+            decompress = self._tally_compression.decompress
 
             def finish(result):
                 with torch.no_grad():
@@ -392,48 +395,48 @@ class _Distributed(Shared):
             call = call.but(finish=finish)
         return reduce(call, sent, sent)
 
-    def begin_anew(self):
+    def _tally_begin_anew(self):
         """Forget the reductions of a backward without a step: all ranks have joined, and that backward has ended."""
-        if self._frozen is not None:
-            self._handles[None] = self._frozen[0]
-        self._drop()
-        self._frozen = None
-        self._order.begin_anew(self._observes())
-        self._expect_all()
-        self._synchronized = self._unscaled = False
+        if self._tally_frozen is not None:
+            self._tally_handles[None] = self._tally_frozen[0]
+        self._tally_drop()
+        self._tally_frozen = None
+        self._tally_order.begin_anew(self._tally_observes())
+        self._tally_expect_all()
+        self._tally_synchronized = self._tally_unscaled = False
 
-    def _abandon(self):
+    def _tally_abandon(self):
         """End the step of a backward that no step() follows.  The other ranks may have reached parameters that this one has not:
         zeros stand for these gradients, as at the end of each step."""
-        due, frozen = False, self._frozen
-        if (_job.is_initialized() and self._agreed == _job.generation()
-                and any(slot.delay <= 0 for slot in self._update)):
-            self._submit_rest()
-            self._hear_frozen()
-            due, frozen = self._layout.is_due(self._order), None
-        self._drop()
-        self._frozen = frozen
+        due, frozen = False, self._tally_frozen
+        if (_job.is_initialized() and self._tally_agreed == _job.generation()
+                and any(slot.delay <= 0 for slot in self._tally_update)):
+            self._tally_submit_rest()
+            self._tally_hear_frozen()
+            due, frozen = self._tally_layout.is_due(self._tally_order), None
+        self._tally_drop()
+        self._tally_frozen = frozen
         try:
             if due:
-                self._layout.make(self)
+                self._tally_layout.make(self)
         except _errors.Error as error:  # what is loaded counts nonetheless
             if _where.is_handlers(error):
                 raise
 
-    def _forget_step(self):
+    def _tally_forget_step(self):
         """No reductions are left."""
-        self._handles, self._sent, self._frozen = {}, {}, None  # at once, for signal handlers
+        self._tally_handles, self._tally_sent, self._tally_frozen = {}, {}, None  # at once, for signal handlers
 
-    def _drop(self):
+    def _tally_drop(self):
         """Wait for the reductions of a backward that no step follows, and forget them."""
-        for handle in filter(None, self._handles.values()):
+        for handle in filter(None, self._tally_handles.values()):
             try:
                 handle.wait()
             except Exception as error:
                 if _where.is_handlers(error):
                     raise
-        self._handles.clear()
-        self._sent.clear()
+        self._tally_handles.clear()
+        self._tally_sent.clear()
 
     def synchronize(self):
         """Wait until all gradients are reduced.  Gradients that this pass has not reached count as zeros.
@@ -443,12 +446,12 @@ class _Distributed(Shared):
         Raises Error, after all have ended, if a reduction failed, or if a gradient was changed in flight (unless
         through .data).  If a signal handler breaks it off, the next call goes on.
         """
-        failure = self._submit_missing()
-        frozen_failure = self._hear_frozen()
-        due = self._layout.is_due(self._order)
-        for slot, handle in list(self._handles.items()):
+        failure = self._tally_submit_missing()
+        frozen_failure = self._tally_hear_frozen()
+        due = self._tally_layout.is_due(self._tally_order)
+        for slot, handle in list(self._tally_handles.items()):
             if handle is not None:
-                if self._is_changed(slot):
+                if self._tally_is_changed(slot):
                     failure = failure or _errors.Error(
                         "the gradient of %s was changed between backward and the end of its reduction; call "
                         "optimizer.synchronize() before what changes gradients, such as clipping, and step() in "
@@ -456,64 +459,64 @@ class _Distributed(Shared):
                 try:
                     result = handle.wait()
                     if isinstance(handle, SparseReduction):
-                        self._forget(slot)
+                        self._tally_forget(slot)
                         slot.p.grad = result
                 except Exception as error:  # also of a user's compression
                     if _where.is_handlers(error):
                         raise
                     failure = failure or error
         failure = failure or frozen_failure
-        self._reduced(failure)
-        self._expect_all()
-        self._forget_step()
-        self._synchronized, self._unscaled = True, False
+        self._tally_reduced(failure)
+        self._tally_expect_all()
+        self._tally_forget_step()
+        self._tally_synchronized, self._tally_unscaled = True, False
         try:
             if due:
-                self._layout.make(self)
+                self._tally_layout.make(self)
         except Exception as error:
             if failure is None or _where.is_handlers(error):
                 raise
         if failure is not None:
             raise failure
 
-    def _reduced(self, failure):
+    def _tally_reduced(self, failure):
         """All reductions of a step have ended.  failure: the first, or None."""
 
-    def _submit_missing(self):
+    def _tally_submit_missing(self):
         """Submit the gradients that this pass has not reached, as zeros.  Returns the first failure, or None."""
-        if self._alone:
+        if self._tally_alone:
             return None
-        thawed = [slot.name for slot in self._slots if not slot.reduced and slot.p.requires_grad]
+        thawed = [slot.name for slot in self._tally_slots if not slot.reduced and slot.p.requires_grad]
         if thawed:
             raise ValueError("%s needs a gradient now and did not when the DistributedOptimizer was made, so nobody "
                              "reduces it: make the optimizer once more" % ", ".join(thawed[:5]))
-        return self._submit_rest()
+        return self._tally_submit_rest()
 
-    def _submit_rest(self):
-        """As _submit_missing(), with gradients that no hook reduces."""
-        self._compare_frozen()
-        self._late = self._layout.frozen()  # they wait for the comparison
-        return self._start_all([slot for slot in self._update if slot not in self._late])
+    def _tally_submit_rest(self):
+        """As _tally_submit_missing(), with gradients that no hook reduces."""
+        self._tally_compare_frozen()
+        self._tally_late = self._tally_layout.frozen()  # they wait for the comparison
+        return self._tally_start_all([slot for slot in self._tally_update if slot not in self._tally_late])
 
-    def _start_all(self, slots):
+    def _tally_start_all(self, slots):
         """Start what has not started.  Returns the first failure, or None."""
         failure = None
         for slot in slots:
-            if self._handles.get(slot) is None and slot.p.requires_grad:
+            if self._tally_handles.get(slot) is None and slot.p.requires_grad:
                 try:
-                    self._units[slot.number].start(self, slot)
+                    self._tally_units[slot.number].start(self, slot)
                 except (TypeError, ValueError, NotImplementedError, _errors.Error) as error:
                     if _where.is_handlers(error):
                         raise
                     failure = failure or error
         return failure
 
-    def _hear_frozen(self):
+    def _tally_hear_frozen(self):
         """Learn whether ranks have frozen other parameters.  Returns the Error, or None."""
-        return None if self._frozen is None else self._compared(self._frozen[0])
+        return None if self._tally_frozen is None else self._tally_compared(self._tally_frozen[0])
 
-    def _compared(self, handle):
-        """As _hear_frozen(), from this comparison's handle.
+    def _tally_compared(self, handle):
+        """As _tally_hear_frozen(), from this comparison's handle.
 
         The other ranks may wait for a parameter that is frozen here.  So if ranks differ, all are told, for each
         parameter by its name.
@@ -525,36 +528,36 @@ class _Distributed(Shared):
                 raise
             return error
         finally:
-            self._order.end()
+            self._tally_order.end()
         size = _job.size()
-        self._order.heard(words[size:])
+        self._tally_order.heard(words[size:])
         if len({word for word in words[:size] if word}) < 2:
-            return self._start_all(self._late)
+            return self._tally_start_all(self._tally_late)
         failure = None
-        for slot in self._update:
-            if self._handles.get(slot) is None and not slot.p.requires_grad:
+        for slot in self._tally_update:
+            if self._tally_handles.get(slot) is None and not slot.p.requires_grad:
                 error = _errors.disagreement("%r" % slot.name, {_job.rank(): "frozen (requires_grad is False)"})
-                self._units[slot.number].refuse(slot, error)
+                self._tally_units[slot.number].refuse(slot, error)
                 failure = failure or error
         return failure
 
-    def _is_changed(self, slot):
+    def _tally_is_changed(self, slot):
         """Whether other code has written to the gradient since backward, or put another one in its place."""
-        return slot in self._sent and _differs(slot.p, *self._sent[slot])
+        return slot in self._tally_sent and _differs(slot.p, *self._tally_sent[slot])
 
-    def _any_changed(self):
-        return any(_differs(slot.p, *sent) for slot, sent in self._sent.items())
+    def _tally_any_changed(self):
+        return any(_differs(slot.p, *sent) for slot, sent in self._tally_sent.items())
 
-    def before_unscaling(self):
+    def _tally_before_unscaling(self):
         """Have reduced gradients for a GradScaler, whose step() then calls ours without another reduction."""
-        if self._should_synchronize:
-            if not self._synchronized:
+        if self._tally_should_synchronize:
+            if not self._tally_synchronized:
                 self.synchronize()
-            self._unscaled = True
+            self._tally_unscaled = True
 
-    def after_unscaling(self):
+    def _tally_after_unscaling(self):
         """Forget that state, if the step has been skipped."""
-        self._unscaled = False
+        self._tally_unscaled = False
 
     @contextmanager
     def skip_synchronize(self):
@@ -565,11 +568,11 @@ class _Distributed(Shared):
             with optimizer.skip_synchronize():
                 optimizer.step()
         """
-        self._should_synchronize = False
+        self._tally_should_synchronize = False
         try:
             yield
         finally:
-            self._should_synchronize = True
+            self._tally_should_synchronize = True
 
     def step(self, closure=None):
         """Wait until all gradients are reduced, then step as the optimizer does.
@@ -578,33 +581,33 @@ class _Distributed(Shared):
             must call it equally often.  Those of LBFGS's line search need not.
         """
         # A scheduler made before looks there whether there was a step: PyTorch's name, and that of its older ones.
-        self._original._opt_called, self._original._step_count = True, 1
+        self._tally_original._opt_called, self._tally_original._step_count = True, 1
         if closure is not None:
             def reduced():
                 loss = closure()
                 self.synchronize()
-                self._clip()
+                self._tally_clip()
                 return loss
 
             try:
                 return super().step(reduced)
             finally:
-                self._synchronized = self._unscaled = False
-        if self._should_synchronize and not self._unscaled:
-            if self._synchronized:
+                self._tally_synchronized = self._tally_unscaled = False
+        if self._tally_should_synchronize and not self._tally_unscaled:
+            if self._tally_synchronized:
                 warnings.warn("optimizer.step() called without optimizer.skip_synchronize() after "
                               "optimizer.synchronize() reduces the gradients once more; call it in "
                               "`with optimizer.skip_synchronize():`", stacklevel=2)
             self.synchronize()
-        elif self._handles:
+        elif self._tally_handles:
             raise AssertionError("optimizer.step() without a reduction while gradients are on their way, such as that of "
                                  "%s: there was a backward after optimizer.synchronize() or unscale_()"
-                                 % next(iter(self._handles)).name)
-        self._synchronized = self._unscaled = False
-        self._clip()
+                                 % next(iter(self._tally_handles)).name)
+        self._tally_synchronized = self._tally_unscaled = False
+        self._tally_clip()
         return super().step(closure)
 
-    def _clip(self):
+    def _tally_clip(self):
         """Change reduced gradients, which a GradScaler has unscaled by now, before the optimizer's own step."""
 
     # torch wraps the step of each new optimizer class to run its hooks; that of the class below already is.
@@ -612,13 +615,13 @@ class _Distributed(Shared):
 
     def zero_grad(self, *args, **kwargs):
         """Like the optimizer's own; not while reductions are in flight."""
-        if self._handles:
+        if self._tally_handles:
             raise AssertionError("optimizer.zero_grad() between loss.backward() and optimizer.step() or "
                                  "optimizer.synchronize() would race with the gradients on their way")
-        self._synchronized = self._unscaled = False
+        self._tally_synchronized = self._tally_unscaled = False
         return super().zero_grad(*args, **kwargs)
 
-    def rescale(self, factor):
+    def _tally_rescale(self, factor):
         """A GradScaler's scale has changed by this factor."""
 
 
@@ -630,9 +633,9 @@ def _reducing(unscale):
     """A GradScaler's unscale_(), which its step() calls, that finds reduced gradients."""
     def unscale_(self, optimizer):
         if isinstance(optimizer, _Distributed):  # of a disabled one, too: clipping may follow
-            optimizer.before_unscaling()
+            optimizer._tally_before_unscaling()
             _unscaled.setdefault(self, weakref.WeakSet()).add(optimizer)
-            if optimizer._sparse is not None:
+            if optimizer._tally_sparse is not None:
                 _scaled.setdefault(self, weakref.WeakSet()).add(optimizer)
         return unscale(self, optimizer)
 
@@ -643,12 +646,12 @@ def _ending(update):
     """Its update(), which ends that state, because the scaler may have skipped the optimizer's step."""
     def update_(self, *args, **kwargs):
         for optimizer in _unscaled.pop(self, ()):
-            optimizer.after_unscaling()
+            optimizer._tally_after_unscaling()
         scaled = _scaled.get(self)
         before = scaled and self.get_scale()
         update(self, *args, **kwargs)
         for optimizer in scaled or ():
-            optimizer.rescale(self.get_scale() / before)
+            optimizer._tally_rescale(self.get_scale() / before)
 
     return update_
 
@@ -681,8 +684,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     clip_value: for cross_barrier, clip each reduced gradient to between -clip_value and it, as
         torch.nn.utils.clip_grad_value_() does.
     lazy: bytes; smaller gradients share ranges of memory, and a range of as many bytes or more is one operation, with the same
-        bits.  0: each gradient is one.  None: rank 0 decides by the speed of network cards or memory.  docs/horovod.md says which gradients
-        stay alone.
+        bits.  0: each gradient is one.  None: rank 0 decides by the speed of network cards or memory.  docs/horovod.md says which
+        gradients stay alone.
     sparse: a SparseChunks: only the chunks of gradients with the largest norms are sent, and updated.  For torch.optim.SGD
         without dampening, and float32 parameters in host memory.  docs/sparse.md says what changes.
 
@@ -726,12 +729,12 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     # Parameters, groups and state are shared with `optimizer`, so that a scheduler made before goes on working, and stay
     # so (__setstate__); its wrapping of the instance's step is not ours.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items()
-                             if key not in ("step", "_barrier", "_kind")})
-    wrapped._original = optimizer
-    wrapped._sparse = sparse
+                             if key not in ("step", "_tally_barrier", "_tally_kind")})
+    wrapped._tally_original = optimizer
+    wrapped._tally_sparse = sparse
     wrapped._step_supports_amp_scaling = False  # a fused one unscales by itself, and unscale_() is to
-    wrapped._distribute(named_parameters, compression, backward_passes_per_step, reduction,
+    wrapped._tally_distribute(named_parameters, compression, backward_passes_per_step, reduction,
                         gradient_predivide_factor, groups, sparse_as_dense, process_set, lazy)
     if cross_barrier:
-        wrapped.cross(own, clip_value)
+        wrapped._tally_cross(own, clip_value)
     return wrapped

@@ -3,8 +3,8 @@
 Flow: until the ranks have laid out gradients (lazy.py), steps are dense -> then one unit has all gradients side by side, and
 each `grad` is a part of its memory.  The hook adds the history to a gradient as it copies it there -> a list of chosen chunks
 starts when its last gradient is there, while backward still runs; behind the last list the norms are sent -> once these have
-come back, the next step's chunks are chosen, and what is not sent becomes history while the lists are still on their way -> step()
-updates the chunks that were sent.
+come back, a rank chooses the next step's chunks, and moves what it does not send to its history while it waits for the lists ->
+step() updates the chunks that were sent.
 
 How many lists there are follows from the layout, and what is in them from the choice, so all ranks have the same ones.
 
@@ -98,8 +98,8 @@ class ChunkedGradients:
         sent = round(chunks.options.share * chunks.count)
         count = min(LISTS, sent, sent * chunks.options.chunk * 4 // LIST_BYTES)
         like = slots[0].call
-        self._calls = [like.but(name="%s/chunks.%d" % (optimizer._prefix, number)) for number in range(max(1, count))]
-        self._norms = Call(optimizer._prefix + "/norms", space=GRADIENT)
+        self._calls = [like.but(name="%s/chunks.%d" % (optimizer._tally_prefix, number)) for number in range(max(1, count))]
+        self._norms = Call(optimizer._tally_prefix + "/norms", space=GRADIENT)
         self.expect()
 
     def expect(self):
@@ -114,8 +114,8 @@ class ChunkedGradients:
 
     def ready(self, optimizer, slot):
         """Backward has made a gradient."""
-        optimizer._hold(slot)
-        optimizer._forget(slot)
+        optimizer._tally_hold(slot)
+        optimizer._tally_forget(slot)
         if slot.p.grad is not None:  # a hook before ours may have taken it
             self._take(optimizer, slot)
         if not self._left:
@@ -144,7 +144,7 @@ class ChunkedGradients:
     def _began(self, optimizer):
         for one in self.slots:
             if one.p.requires_grad:
-                optimizer._began(one, self._exchange)
+                optimizer._tally_began(one, self._exchange)
 
     def _end(self, optimizer):
         """All gradients are there, and all lists under way."""
@@ -175,13 +175,13 @@ class ChunkedGradients:
         if self._exchange.reason is not None:
             return
         if p.requires_grad:
-            changed = optimizer._is_changed(slot)
-            optimizer._fill(slot)
+            changed = optimizer._tally_is_changed(slot)
+            optimizer._tally_fill(slot)
             self._check(slot, place)
             self.history.add(slot.name, p.grad)
             p.grad = place
             if not changed:  # else what is there stays, and tells
-                optimizer._note(slot)
+                optimizer._tally_note(slot)
         else:
             if p.grad is place:
                 p.grad = place.clone()  # of an earlier step
@@ -252,7 +252,7 @@ class ChunkLayout(Layout):
         layout = GradientLayout({slot.name: slot.p for slot in slots})
         if layout.length:
             before = optimizer.history
-            history = History(Chunks(optimizer._sparse, layout))
+            history = History(Chunks(optimizer._tally_sparse, layout))
             history.take(before)
             history.chunks.choose_all()
             optimizer.history = history
@@ -274,18 +274,19 @@ def check(sparse, kind, others):
 class SparseOptimizer(_Distributed):
     """The class that DistributedOptimizer(sparse=...) puts before the optimizer's own class."""
 
-    def _distribute(self, *arguments):
+    def _tally_distribute(self, *arguments):
         for group in self.param_groups:
-            self._check_group(group)
-        super()._distribute(*arguments)
+            self._tally_check_group(group)
+        super()._tally_distribute(*arguments)
 
-    def _make_layout(self, _):
+    def _tally_make_layout(self, _):
         # Of no use before a state is loaded or the ranks lay out gradients.
-        self.history = History(Chunks(self._sparse, GradientLayout({slot.name: slot.p for slot in reversed(self._update)})))
-        return ChunkLayout(1 if self.of_all and not self._alone else 0)
+        layout = GradientLayout({slot.name: slot.p for slot in reversed(self._tally_update)})
+        self.history = History(Chunks(self._tally_sparse, layout))
+        return ChunkLayout(1 if self._tally_of_all and not self._tally_alone else 0)
 
     @staticmethod
-    def _check_group(group):
+    def _tally_check_group(group):
         for term in ("dampening", "differentiable"):
             if group.get(term):
                 raise ValueError("sparse= does not go with SGD's %s=%r" % (term, group[term]))
@@ -296,45 +297,45 @@ class SparseOptimizer(_Distributed):
 
     def add_param_group(self, param_group):
         """As DistributedOptimizer's.  The next steps send everything, until the ranks have laid out gradients anew."""
-        if self._handles:
+        if self._tally_handles:
             raise AssertionError("optimizer.add_param_group() between loss.backward() and optimizer.step() or "
                                  "optimizer.synchronize() would lose the gradients on their way")
         several = param_group["params"]
         several = [several] if isinstance(several, torch.Tensor) else list(several)
-        self._check_group({**self.defaults, **param_group, "params": [p[1] if isinstance(p, tuple) else p for p in several]})
+        self._tally_check_group({**self.defaults, **param_group, "params": [p[1] if isinstance(p, tuple) else p for p in several]})
         super().add_param_group({**param_group, "params": several})
 
-    def _start(self, slot, gradient):
+    def _tally_start(self, slot, gradient):
         if gradient.is_sparse:
             error = TypeError("the gradient of %s is a sparse tensor, which sparse=SparseChunks() cannot cut into chunks: "
                               "sparse_as_dense=True makes it dense" % slot.name)
             ALONE.refuse(slot, error)
             raise error
         self.history.add_dense(slot.name, gradient)
-        return super()._start(slot, gradient)
+        return super()._tally_start(slot, gradient)
 
-    def _reduced(self, failure):
-        if self._alone and self.history.kept:  # no hook has added what a job of several ranks had not sent
-            for slot in self._update:
+    def _tally_reduced(self, failure):
+        if self._tally_alone and self.history.kept:  # no hook has added what a job of several ranks had not sent
+            for slot in self._tally_update:
                 if slot.p.requires_grad:
-                    self._fill(slot)
+                    self._tally_fill(slot)
                     self.history.add_dense(slot.name, slot.p.grad.data)
-        if not self._layout.ranges and failure is None:
-            gradients = [slot.p.grad for slot in self._update if slot.p.grad is not None]
+        if not self._tally_layout.ranges and failure is None:
+            gradients = [slot.p.grad for slot in self._tally_update if slot.p.grad is not None]
             self.history.chunks.heard_dense()
             self.history.settle_dense(not self.history.kept or all(one.isfinite().all() for one in gradients))
 
-    def _drop(self):
-        for unit in self._layout.ranges:
+    def _tally_drop(self):
+        for unit in self._tally_layout.ranges:
             unit.drop()
-        super()._drop()
+        super()._tally_drop()
 
-    def begin_anew(self):
-        super().begin_anew()
+    def _tally_begin_anew(self):
+        super()._tally_begin_anew()
         self.history.chunks.choose_all()
         self.history.chunks.behind.zero_()  # ranks have made unlike numbers of steps
 
-    def rescale(self, factor):
+    def _tally_rescale(self, factor):
         """A GradScaler's scale has changed by this factor."""
         self.history.rescale(factor)
 
@@ -342,21 +343,21 @@ class SparseOptimizer(_Distributed):
         """As the optimizer's own, with "sparse_chunks": this rank's history."""
         return {**super().state_dict(), "sparse_chunks": save(self.history, _job.rank())}
 
-    def state_for_all(self):
+    def _tally_state_for_all(self):
         """state_dict() without what concerns this rank alone."""
         return {**super().state_dict(), "sparse_chunks": for_all(save(self.history, _job.rank()))}
 
     def load_state_dict(self, state_dict):
         """Like the optimizer's own.  A rank that loads another one's state begins with an empty history, and warns."""
         for own, loaded in zip(self.param_groups, state_dict["param_groups"]):
-            self._check_group({**loaded, "params": own["params"]})
-        saved, parameters = state_dict.get("sparse_chunks"), {slot.name: slot.p for slot in self._update}
+            self._tally_check_group({**loaded, "params": own["params"]})
+        saved, parameters = state_dict.get("sparse_chunks"), {slot.name: slot.p for slot in self._tally_update}
         # An error leaves everything as it was.
-        loaded = None if saved is None else restore(saved, _job.rank(), self._sparse, parameters, self.history)
+        loaded = None if saved is None else restore(saved, _job.rank(), self._tally_sparse, parameters, self.history)
         super().load_state_dict(state_dict)
         if loaded is None:  # of another optimizer
             self.history.chunks.choose_all()
-        elif self._layout.ranges:
+        elif self._tally_layout.ranges:
             self.history.take(loaded)
         else:
             self.history = loaded
@@ -373,13 +374,13 @@ class SparseStep:
         if self.history.chunks.is_dense():
             super().step()
         else:
-            self._step_chunks()
+            self._tally_step_chunks()
         return loss
 
     step.hooked = True  # SGD's own step runs hooks, and that below
 
     @torch.optim.Optimizer.profile_hook_step
     @torch.no_grad()
-    def _step_chunks(self):
-        names = {id(slot.p): slot.name for slot in self._update}
+    def _tally_step_chunks(self):
+        names = {id(slot.p): slot.name for slot in self._tally_update}
         self.history.chunks.update(self.param_groups, self.state, names)

@@ -59,5 +59,5 @@ def join(device=-1):
     for one in _optimizers:
         optimizer = one()
         if optimizer is not None:
-            optimizer.begin_anew()
+            optimizer._tally_begin_anew()
     return last
