@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include "comm/comm.h"
+#include "comm/op/group.h"
 #include "comm/op/op.h"
 #include "job.h"
 #include "local/engine.h"
@@ -13,14 +14,14 @@
 
 #include <cmocka.h>
 
-enum { OPS = UNDER_SANITIZER ? 70 : 210, ABREAST = 3, MOST_COUNT = 200000, MOST = 60000 };
+enum { OPS = UNDER_SANITIZER ? 80 : 240, ABREAST = 3, MOST_COUNT = 200000, MOST = 60000 };
 
 enum call { BROADCAST, REDUCE, SCATTER, CALLS, SUM = CALLS, GATHER, ALL_CALLS };
 
 struct board {
     int run;
-    atomic_int shared; /* calls in shared memory alone */
-    bool private_only; /* no rank may reach into another's memory */
+    atomic_int shared, partial; /* calls in shared memory alone; of teams of some of their machine's ranks */
+    bool private_only;          /* no rank may reach into another's memory */
     char layout[JOB_MOST_RANKS + 1];
     uint64_t hash[2][OPS];
 };
@@ -31,7 +32,7 @@ struct crowd {
     int rank[JOB_MOST_RANKS];
     tally_group *group;
 };
-enum { CROWDS = 7 };
+enum { CROWDS = 8 };
 
 /* --- the bits ------------------------------------------------------------------------------------ */
 
@@ -146,6 +147,8 @@ static uint64_t end(tally_comm *c, struct board *b, struct under_way *u, int ran
     uint64_t h[JOB_MOST_RANKS] = {0}, own = 0;
     if (member) {
         CHECK(tally_op_wait(u->op, -1) == 0);
+        b->partial +=
+            u->op->shared.op.parts && u->op->group->number && u->op->group->here.size < c->local->count;
         b->shared +=
             u->op->shared.engine && !u->op->shared.op.parts && !atomic_load(&u->op->shared.op.diverted);
         tally_op_free(u->op);
@@ -181,7 +184,8 @@ static void join_crowd(tally_comm *c, struct crowd *crowd, int number)
 }
 
 /* All ranks; those of the first two machines; of the last two, the later one first; of the first and the last; all but rank 0,
- * backwards; those of the first machine, backwards; and the last two of these. */
+ * backwards; those of the first machine, backwards; the last two of these; and the first two of
+ * each machine. */
 static void make_crowds(tally_comm *c, const char *layout, struct crowd crowd[CROWDS])
 {
     const int ranks = tally_comm_size(c);
@@ -203,6 +207,12 @@ static void make_crowds(tally_comm *c, const char *layout, struct crowd crowd[CR
             crowd[5].rank[crowd[5].n++] = r;
     for (int k = 2; k-- > 0;)
         crowd[6].rank[crowd[6].n++] = crowd[5].rank[k];
+    for (char m = 'a'; m <= last; m++)
+        for (int r = 0, some = 0; r < ranks && some < 2; r++)
+            if (layout[r] == m) {
+                crowd[7].rank[crowd[7].n++] = r;
+                some++;
+            }
     for (int i = 0; i < CROWDS; i++)
         join_crowd(c, &crowd[i], i);
 }
@@ -254,6 +264,7 @@ static void compare_layout(const char *layout, int tallyds, const char *part, bo
     assert_int_equal(b->shared, 0);
     run_layout(b, layout, tallyds, "TALLY_LOCAL=on", part);
     assert_true(b->shared > OPS / CROWDS);
+    assert_true(b->partial > 0 || strncmp(layout, "aaa", 3) != 0 || strlen(layout) < 6);
     for (int i = 0; i < OPS; i++)
         if (b->hash[0][i] != b->hash[1][i])
             fail_msg("%s: operation %d (call %d) of group %d has other bits", layout, i, i % ALL_CALLS,

@@ -1,4 +1,4 @@
-/* team_failures_test.c - teams and groups of whole machines when something goes wrong: a rank that dies, joins or disagrees is named
+/* team_failures_test.c - teams and groups when something goes wrong: a rank that dies, joins or disagrees is named
  * as it is without teams, and a tallyd that dies changes no result. */
 #include <errno.h>
 #include <setjmp.h>
@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include "comm/comm.h"
+#include "comm/op/group.h"
 #include "job.h"
 #include "local/engine.h"
 #include "local/segment.h"
@@ -22,7 +23,8 @@ struct board {
     bool grouped;
 };
 
-static const int pairs[] = {0, 0, 1, 1}, three[] = {0, 0, 1, 1, 2, 2};
+/* mixed: the first four ranks are two of each machine's three. */
+static const int pairs[] = {0, 0, 1, 1}, three[] = {0, 0, 1, 1, 2, 2}, mixed[] = {0, 0, 1, 1, 0, 1};
 
 /* --- of all ranks -------------------------------------------------------------------------------- */
 
@@ -185,8 +187,11 @@ static void kill_ranks(bool grouped)
         struct board *b = job_shared(sizeof *b);
         b->rounds = INT32_MAX;
         b->grouped = grouped;
-        struct job j = {
-            .ranks = grouped ? 6 : 4, .tallyds = i % 2, .machine = three, .main = until_failure, .arg = b};
+        struct job j = {.ranks = grouped ? 6 : 4,
+                        .tallyds = i % 2,
+                        .machine = grouped && i / 2 % 2 ? mixed : three,
+                        .main = until_failure,
+                        .arg = b};
         job_kill_rank(&j, &b->stage, (grouped ? 15 : 10) + 7 * i);
     }
 }
@@ -205,7 +210,7 @@ static void kill_tallyds(bool grouped)
         b->grouped = grouped;
         struct job j = {.ranks = grouped ? 6 : 4,
                         .tallyds = 2,
-                        .machine = three,
+                        .machine = grouped && i / 2 % 2 ? mixed : three,
                         .main = until_failure,
                         .arg = b,
                         .settings = {"TALLY_PART_BYTES=4K", i % 2 ? "TALLY_CREDIT_BYTES=16K" : NULL}};
@@ -254,7 +259,7 @@ static void test_rank_joins(void **state)
         job_run(&(struct job){.ranks = 4, .tallyds = tallyds, .machine = pairs, .main = one_joins});
 }
 
-/* --- groups of whole machines -------------------------------------------------------------------- */
+/* --- groups ---------------------------------------------------------------------------------------- */
 
 /* One has joined, which has others of its machine stand for it in no group; one means another group by the name. */
 static int some_machines(int rank, void *arg)
@@ -295,7 +300,8 @@ static int some_machines(int rank, void *arg)
     job_expect(join, 0);
     for (int call = 0; g && call < ALL_CALLS; call++)
         expect_sound(c, g, (enum call)call, rank, call);
-    CHECK(c->local->rounds.count < CALLS);
+    CHECK(c->local->rounds.count < CALLS ||
+          c->machines == 2); /* where `odd` has others of a machine, its rounds wait */
     CHECK(tally_free(x) == 0 && tally_free(y) == 0);
     job_leave(c);
     return 0;
@@ -303,12 +309,45 @@ static int some_machines(int rank, void *arg)
 
 static void test_some_machines(void **state)
 {
-    for (int tallyds = 0; tallyds < 2; tallyds++)
+    for (int i = 0; i < 4; i++)
         job_run(&(struct job){.ranks = 6,
-                              .tallyds = tallyds,
-                              .machine = three,
+                              .tallyds = i % 2,
+                              .machine = i / 2 ? mixed : three,
                               .main = some_machines,
                               .settings = {"TALLY_TIMEOUT=30"}});
+}
+
+/* The last of many groups have no teams, and their ranks push for themselves.  Ranks that have made others disagree. */
+static int many_groups(int rank, void *arg)
+{
+    enum { MANY = 4096 / 2 + 2 }; /* each has two lists, and all ranks' group, too */
+    static float x[MOST], y[MOST];
+    static const int ranks[] = {2, 3, 0, 1};
+    tally_comm *c = job_open();
+    tally_group *g[MANY];
+    tally_op *op;
+    for (int i = 0; i < MANY; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "g%d", i);
+        CHECK(tally_group_create(c, name, ranks, 4, &g[i]) == 0);
+        CHECK((g[i]->carriers != NULL) == (i < MANY - 3));
+    }
+    for (int i = MANY - 5; i < MANY; i++) {
+        CHECK(submit_in(c, g[i], SUM, "w", x, y, MOST, 0, &op) == 0);
+        job_expect(op, 0);
+    }
+    g[MANY - 1]->teamless = rank != 3;
+    CHECK(submit_in(c, g[MANY - 1], SUM, "w", x, y, MOST, 0, &op) == 0);
+    CHECK(tally_op_wait(op, -1) == -EINVAL);
+    CHECK_HOLDS(tally_op_error(op), "(of a rank with too many groups for teams)");
+    tally_op_free(op);
+    job_leave(c);
+    return 0;
+}
+
+static void test_too_many_groups(void **state)
+{
+    job_run(&(struct job){.ranks = 4, .machine = pairs, .main = many_groups});
 }
 
 static void test_rank_killed_in_a_group(void **state)
@@ -425,15 +464,11 @@ static void test_crowded_machines(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_disagreement),
-        cmocka_unit_test(test_rank_killed),
-        cmocka_unit_test(test_tallyd_killed),
-        cmocka_unit_test(test_rank_joins),
-        cmocka_unit_test(test_some_machines),
-        cmocka_unit_test(test_rank_killed_in_a_group),
-        cmocka_unit_test(test_tallyd_killed_in_a_group),
-        cmocka_unit_test(test_one_shares_no_memory),
-        cmocka_unit_test(test_no_room_to_show_a_tensor),
+        cmocka_unit_test(test_disagreement),           cmocka_unit_test(test_rank_killed),
+        cmocka_unit_test(test_tallyd_killed),          cmocka_unit_test(test_rank_joins),
+        cmocka_unit_test(test_some_machines),          cmocka_unit_test(test_too_many_groups),
+        cmocka_unit_test(test_rank_killed_in_a_group), cmocka_unit_test(test_tallyd_killed_in_a_group),
+        cmocka_unit_test(test_one_shares_no_memory),   cmocka_unit_test(test_no_room_to_show_a_tensor),
         cmocka_unit_test(test_crowded_machines),
     };
     return cmocka_run_group_tests_name("team_failures", tests, NULL, NULL);

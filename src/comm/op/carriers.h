@@ -19,17 +19,17 @@ struct tly_seats {
 
 /* The lists of a group: each has a rank of each machine, and each rank is in some list. */
 struct tly_carriers {
-    int lists;        /* the most ranks that a machine has */
-    int machines;     /* that the group's ranks are on */
-    int own;          /* place of this rank's machine among them */
-    bool sums;        /* a machine's sum is a node of the tree over the group's ranks */
-    int *machine;     /* owned: for each machine of the job, its place among the group's, or -1 */
+    int lists;    /* the most ranks that a machine has */
+    int machines; /* that the group's ranks are on */
+    int own;      /* place of this rank's machine among them */
+    bool sums;    /* teams' sums, as services add them up, have the bits of the tree over the group's ranks */
+    int *machine; /* owned: for each machine of the job, its place among the group's, or -1 */
     uint32_t *rank;   /* owned: the lists, one behind the other */
     uint32_t *number; /* owned: each list's number on the wire; of those with this rank alone */
 };
 
 /* Make the carriers of a group of these ranks, to which `me` belongs.  *out NULL: the group has no teams, because its ranks share
- * one machine, or each has a machine to itself, or a machine has ranks outside the group.  -ENOMEM. */
+ * one machine, or each has a machine to itself.  -ENOMEM. */
 int tly_carriers_make(const struct tly_seats *s, const uint32_t *ranks, int size, uint32_t me,
                       struct tly_carriers **out);
 void tly_carriers_destroy(struct tly_carriers *k);

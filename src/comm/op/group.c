@@ -111,6 +111,10 @@ static int group_number(struct tly_groups *groups, const struct tly_rank_list *l
     return 0;
 }
 
+/* So many lists of carriers the ranks' groups may have: a service remembers a bounded number of each rank.  Ranks that make the same
+ * groups agree on which have teams. */
+enum { MOST_CARRIED = 4096 };
+
 /* Make the group's carriers, and number the lists that this rank is in.  -ENOMEM. */
 static int group_make_carriers(tally_comm *c, struct tally_group *g)
 {
@@ -119,11 +123,18 @@ static int group_make_carriers(tally_comm *c, struct tally_group *g)
     int err = seats ? tly_carriers_make(seats, g->ranks, g->size, (uint32_t)c->rank, &k) : 0;
     if (!k)
         return err;
+    struct tly_groups *groups = tly_names_groups(&c->names);
+    g->teamless = groups->carried + (uint32_t)k->lists > MOST_CARRIED;
+    if (g->teamless) {
+        tly_carriers_destroy(k);
+        return 0;
+    }
+    groups->carried += (uint32_t)k->lists;
     g->carriers = k;
     for (unsigned i = 0; i < (unsigned)k->lists && !err; i++) {
         const struct tly_rank_list list = {tly_carriers_list(k, i), k->machines};
         if (tly_carriers_have(k, i, (uint32_t)c->rank))
-            err = group_number(tly_names_groups(&c->names), &list, &k->number[i]);
+            err = group_number(groups, &list, &k->number[i]);
     }
     return err;
 }
@@ -138,7 +149,7 @@ static int group_have_numbers(tally_comm *c, struct tally_group *g)
 {
     struct tly_groups *groups = tly_names_groups(&c->names);
     const struct tly_rank_list list = group_list(g);
-    uint32_t before = groups->list_count;
+    uint32_t before = groups->list_count, carried = groups->carried;
     int err = group_number(groups, &list, &g->number);
     if (!err && !g->number)
         g->carriers = groups->all.carriers;
@@ -146,7 +157,10 @@ static int group_have_numbers(tally_comm *c, struct tally_group *g)
         err = group_make_carriers(c, g);
     if (!err && tly_map_put(&groups->by_id, g->id, g) != 0)
         err = -ENOMEM;
-    groups->list_count = err ? before : groups->list_count;
+    if (err) {
+        groups->list_count = before;
+        groups->carried = carried;
+    }
     return err;
 }
 

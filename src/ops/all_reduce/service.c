@@ -43,11 +43,12 @@ static bool sum_is_carried(const struct tly_round *r)
     return r->rule->carried && r->head.root;
 }
 
-/* Is each input the sum of a node of the tree over ranks?  Of some machines it always is.  16-bit types are rounded on each machine,
- * and summed along the tree over machines. */
+/* Is each input the sum of all its machine's ranks, and these a node of the tree over ranks?  Of some machines they always are.
+ * Sums of some of a machine's ranks are added up along the tree over machines.  So are those of 16-bit types, which are rounded on
+ * each machine. */
 static bool sum_has_nodes(const struct tly_job *job, const struct tly_round *r, bool sixteen_bit)
 {
-    return sum_is_carried(r) && !sixteen_bit && r->who->nodes &&
+    return sum_is_carried(r) && !sixteen_bit && r->who->nodes && r->head.root + 1 == r->who->carried &&
            (r->who->count < job->machines || job->all->tree[0].groups == 1);
 }
 
