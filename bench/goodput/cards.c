@@ -16,6 +16,7 @@
 
 #include "base/heap.h"
 #include "base/list.h"
+#include "plan/cut.h"
 #include "plan/plan.h"
 #include "sched/sched.h"
 
@@ -75,8 +76,8 @@ static struct part *parts;
 static struct tly_heap events;
 static uint32_t count;
 static uint64_t credit, sequence;
-static uint32_t ahead;   /* parts that a rank may have admitted and that have not landed; 0: any */
-static uint64_t longest; /* part, in any list */
+static uint32_t ahead;             /* parts that a rank may have admitted and that have not landed; 0: any */
+static struct tly_cutting cutting; /* by unit and memory; the rest is the operation's */
 static int n, k;
 static int64_t end; /* of the first run; in it 0 */
 static int64_t now;
@@ -186,8 +187,9 @@ static void pushed(const struct event *e)
     uint64_t *counts = &ranks[e->rank].parts_of_news[p->service];
     uint32_t weight = e->bytes ? e->bytes : REQUEST;
     *news += weight;
-    *counts += p->bytes < longest / 4 ? 4 * weight : weight * longest / p->bytes;
-    if (p->service == e->rank || *counts >= longest + longest / 2) /* so much goes alone */
+    const uint64_t unit = cutting.unit;
+    *counts += p->bytes < unit / 4 ? 4 * weight : weight * unit / p->bytes;
+    if (p->service == e->rank || *counts >= unit + unit / 2) /* so much goes alone */
         at(now, (struct event){.kind = TOLD, .rank = e->rank, .machine = p->service});
     if (++p->come < (p->pair ? 2 : n))
         return;
@@ -248,13 +250,29 @@ static void add(struct part p)
     parts[count++] = p;
 }
 
-static void add_all(uint64_t bytes, uint32_t most, int active, struct tly_dealer *d, int from, int to)
+static struct tly_cutting cut_for(int active, uint32_t fewest)
+{
+    struct tly_cutting c = cutting;
+    c.active = active;
+    c.fewest = fewest;
+    return c;
+}
+
+static uint32_t longest_of(uint64_t bytes, int active, uint32_t fewest)
+{
+    struct tly_cutting c = cut_for(active, fewest);
+    return tly_plan_largest_part(&(struct tly_stretch){.bytes = bytes}, &c);
+}
+
+static void add_all(uint64_t bytes, int active, uint32_t fewest, struct tly_dealer *d, int from, int to)
 {
     struct tly_stretch s = {.bytes = bytes};
-    uint32_t part = tly_plan_largest_part(&s, most, active);
-    credit = from == ALL && to == ALL ? tly_plan_sum_credit(active, part) : tly_plan_credit(active, part);
+    struct tly_cutting c = cut_for(active, fewest);
+    uint32_t part = tly_plan_largest_part(&s, &c);
+    credit = from == ALL && to == ALL ? tly_plan_sum_credit(active, k >= n, part, c.unit)
+                                      : tly_plan_credit(active, part);
     for (uint64_t done = 0; done < bytes; done += parts[count - 1].bytes) {
-        uint32_t length = tly_plan_part(&s, done, most, active);
+        uint32_t length = tly_plan_part(&s, done, &c);
         add((struct part){.service = tly_dealer_next(d, length), .bytes = length, .from = from, .to = to});
     }
 }
@@ -267,17 +285,17 @@ static int count_active(const uint32_t *weight)
     return active;
 }
 
-static void all_reduce(uint64_t bytes, uint32_t most)
+static void all_reduce(uint64_t bytes)
 {
     uint32_t weight[MOST], late[MOST];
     static struct tly_dealer d;
-    struct tly_stretch s = {.bytes = bytes};
     tly_plan_weights(n, k, weight);
     int active = count_active(weight);
-    tly_plan_late(n, n + k, weight, bytes, tly_plan_credit(active, tly_plan_largest_part(&s, most, active)),
+    uint32_t fewest = k ? TLY_MANY : TLY_FEW, part = longest_of(bytes, active, fewest);
+    tly_plan_late(n, n + k, weight, bytes, tly_plan_credit(active, part < cutting.unit ? part : cutting.unit),
                   late);
     tly_dealer_init(&d, n, n + k, late);
-    add_all(bytes, most, active, &d, ALL, ALL);
+    add_all(bytes, active, fewest, &d, ALL, ALL);
 }
 
 /* Machines alike, with a rank each and without. */
@@ -290,17 +308,17 @@ static const struct tly_plan_machine *machines(void)
 }
 
 /* Those with a root, rank 0. */
-static void broadcast(uint64_t bytes, uint32_t most)
+static void broadcast(uint64_t bytes)
 {
     uint32_t weight[MOST];
     static struct tly_dealer d;
     if (tly_plan_broadcast(n + k, machines(), 0, weight) != 0)
         must(NULL);
     tly_dealer_init_at(&d, n + k, weight, 1);
-    add_all(bytes, most, count_active(weight), &d, 0, ALL);
+    add_all(bytes, count_active(weight), TLY_MANY, &d, 0, ALL);
 }
 
-static void reduce(uint64_t bytes, uint32_t most)
+static void reduce(uint64_t bytes)
 {
     uint32_t weight[MOST], spare[MOST];
     static struct tly_dealer d;
@@ -308,23 +326,24 @@ static void reduce(uint64_t bytes, uint32_t most)
     if (tly_plan_reduce(n + k, machines(), 0, spare, weight) != 0)
         must(NULL);
     tly_dealer_init_at(&d, n + k, weight, 1);
-    add_all(bytes, most, count_active(weight), &d, ALL, 0);
+    add_all(bytes, count_active(weight), TLY_MANY, &d, ALL, 0);
 }
 
 /* Those that are cut into pieces: the i-th part of each piece before any piece's next. */
-static void pieces(uint64_t bytes, uint32_t most, bool gathers)
+static void pieces(uint64_t bytes, bool gathers)
 {
     static struct tly_relay relay;
     uint64_t piece = bytes / (unsigned)n / 64 * 64, each[MOST] = {0};
-    struct tly_stretch whole = {.bytes = bytes};
     uint32_t weight[MOST];
     for (int i = 0; i < n; i++)
         each[i] = piece;
     if (tly_relay_init(&relay, n + k, machines(), each) != 0)
         must(NULL);
     tly_plan_weights(n, k, weight);
-    credit = tly_plan_credit(count_active(weight), most);
-    most = tly_plan_largest_part(&whole, most, n);
+    uint32_t most = longest_of(bytes, n, TLY_MANY);
+    credit = tly_plan_credit(count_active(weight), cutting.unit);
+    if (credit < tly_plan_credit(n, most))
+        credit = tly_plan_credit(n, most);
     ahead = gathers ? ROWS_AHEAD * (uint32_t)n : 0;
     for (uint64_t at = 0; at < piece; at += most)
         for (int i = 0; i < n; i++) {
@@ -336,19 +355,20 @@ static void pieces(uint64_t bytes, uint32_t most, bool gathers)
         }
 }
 
-static void reduce_scatter(uint64_t bytes, uint32_t most)
+static void reduce_scatter(uint64_t bytes)
 {
-    pieces(bytes, most, false);
+    pieces(bytes, false);
 }
 
 /* Parts that one rank gives another, in the turns of pair_parts() in src/comm/path/parts.c. */
-static void pairs(uint64_t piece, uint32_t most, bool (*has)(int from, int to))
+static void pairs(uint64_t piece, bool (*has)(int from, int to))
 {
     uint32_t weight[MOST];
     tly_plan_weights(n, k, weight);
-    struct tly_stretch whole = {.bytes = piece * (unsigned)n};
-    credit = tly_plan_credit(count_active(weight), most);
-    most = tly_plan_largest_part(&whole, most, 1);
+    uint32_t most = longest_of(piece * (unsigned)n, 1, TLY_MANY * (uint32_t)n);
+    credit = tly_plan_credit(count_active(weight), cutting.unit);
+    if (credit < tly_plan_credit(n, most))
+        credit = tly_plan_credit(n, most);
     for (uint64_t at = 0; at < piece; at += most)
         for (int turn = 1; turn < n; turn++)
             for (int from = 0; from < n; from++) {
@@ -364,13 +384,13 @@ static bool any_pair(int from, int to)
     return from != to;
 }
 
-static void all_gather(uint64_t bytes, uint32_t most)
+static void all_gather(uint64_t bytes)
 {
     uint64_t piece = bytes / (unsigned)n / 64 * 64;
     if (piece <= UNASKED_BYTES)
-        pairs(piece, most, any_pair);
+        pairs(piece, any_pair);
     else
-        pieces(bytes, most, true);
+        pieces(bytes, true);
 }
 
 static bool to_root(int from, int to)
@@ -388,30 +408,30 @@ static bool first_two(int from, int to)
     return from == 0 && to == 1;
 }
 
-static void all_to_all(uint64_t bytes, uint32_t most)
+static void all_to_all(uint64_t bytes)
 {
-    pairs(bytes / (unsigned)n / 64 * 64, most, any_pair);
+    pairs(bytes / (unsigned)n / 64 * 64, any_pair);
 }
 
-static void gather(uint64_t bytes, uint32_t most)
+static void gather(uint64_t bytes)
 {
-    pairs(bytes / (unsigned)n / 64 * 64, most, to_root);
+    pairs(bytes / (unsigned)n / 64 * 64, to_root);
 }
 
-static void scatter(uint64_t bytes, uint32_t most)
+static void scatter(uint64_t bytes)
 {
-    pairs(bytes / (unsigned)n / 64 * 64, most, from_root);
+    pairs(bytes / (unsigned)n / 64 * 64, from_root);
 }
 
-static void message(uint64_t bytes, uint32_t most)
+static void message(uint64_t bytes)
 {
-    pairs(bytes, most, first_two);
+    pairs(bytes, first_two);
 }
 
 /* `through`: the fraction of `bytes` that one card must carry one way, whatever is done; 0: by tly_plan_time(). */
 static const struct operation {
     const char *name;
-    void (*cut)(uint64_t bytes, uint32_t most);
+    void (*cut)(uint64_t bytes);
     enum { WHOLE, OTHERS, SPLIT } through;
 } operations[] = {{"all-reduce", all_reduce, SPLIT},  {"reduce-scatter", reduce_scatter, OTHERS},
                   {"all-gather", all_gather, OTHERS}, {"broadcast", broadcast, WHOLE},
@@ -500,17 +520,18 @@ int main(int argc, char **argv)
         if (*rest || rest == argv[i])
             argc = 0;
     }
-    uint64_t bytes = value[2] / 64 * 64, most = value[3] ? value[3] / 64 * 64 : tly_plan_part_bytes(1e9 / 8);
+    uint64_t bytes = value[2] / 64 * 64, unit = value[3] ? value[3] / 64 * 64 : tly_plan_part_bytes(1e9 / 8);
     if (argc < 4 || argc > 6 || value[0] < 2 || value[0] > MOST / 2 || value[1] > MOST / 2 || !bytes ||
-        bytes > 1ull << 32 || most < 4096 || most > 64 << 20)
+        bytes > 1ull << 32 || unit < 4096 || unit > 64 << 20)
         return usage();
     n = (int)value[0];
     k = (int)value[1];
-    o->cut(bytes, (uint32_t)most);
+    cutting.unit = (uint32_t)unit;
+    cutting.most = value[3] ? cutting.unit : tly_plan_part_most(cutting.unit, UINT64_MAX, (uint32_t)n);
+    o->cut(bytes);
     if (!count)
         return usage();
     credit = value[4] ? value[4] : credit;
-    longest = most;
     list_parts();
     end = run();
     run(); /* once more, to see what was idle before the end */

@@ -1,5 +1,6 @@
 /* roster.c - members, machines and the tree they sum along. */
 #include "membership/roster.h"
+#include "plan/cut.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -266,7 +267,7 @@ static uint32_t roster_pushes_of(const struct tly_roster *r)
 static double roster_memory_rate(const struct tly_roster *r, const struct tly_roster_service *s)
 {
     double usual = tly_roster_usual(r), card = s->bandwidth ? (double)s->bandwidth / 8 : roster_slowest(r);
-    double credit = (double)tly_plan_sum_credit((int)r->service_count, r->part_bytes);
+    double credit = (double)tly_plan_sum_credit((int)r->service_count, false, r->part_bytes, r->part_bytes);
     double stay = (credit + (2.0 * roster_pushes_of(r) + 1) * (double)r->part_bytes) / usual;
     double rate = (double)s->memory / 2 / stay;
     return s->memory && usual > 0 && rate < card ? rate : 0;
@@ -385,7 +386,8 @@ uint32_t tly_roster_active(const struct tly_roster *r)
 
 uint64_t tly_roster_window(int active, uint64_t part_bytes, uint64_t memory, uint32_t ranks)
 {
-    uint64_t twice = 2 * tly_plan_sum_credit(active, part_bytes), room = memory / 2 / (ranks + 1ull);
+    uint64_t twice = 2 * tly_plan_sum_credit(active, false, part_bytes, part_bytes),
+             room = memory / 2 / (ranks + 1ull);
     uint64_t share = TLY_WINDOWS_PARTS * part_bytes / (uint64_t)(active > 0 ? active : 1);
     if (share > TLY_MOST_SHARE)
         share = TLY_MOST_SHARE;

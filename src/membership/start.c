@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "membership/internal.h"
 #include "membership/start.h"
+#include "plan/cut.h"
 #include "plan/plan.h"
 #include "topo/card.h"
 #include "transport/address.h"
@@ -57,7 +58,8 @@ static uint64_t start_window(const struct tly_coordinator *c, const struct tly_r
         bytes = suits < bytes ? suits : bytes;
     }
     /* By a window for less than the usual credit services know that they must tell sooner (job_set_sizes in src/sum/job.c). */
-    bool little = c->credit_bytes && c->credit_bytes < tly_plan_sum_credit(active, r->part_bytes);
+    bool little =
+        c->credit_bytes && c->credit_bytes < tly_plan_sum_credit(active, false, r->part_bytes, r->part_bytes);
     if (c->window_parts)
         bytes = r->part_bytes * c->window_parts;
     else if (little || bytes < 2 * c->credit_bytes)
@@ -248,12 +250,16 @@ static void start_set_part_bounds(const struct tly_coordinator *c, struct tly_ro
 {
     double fastest = 0;
     bool known = true;
+    uint64_t least = UINT64_MAX;
     for (uint32_t i = 0; i < r->service_count; i++) {
+        uint64_t memory = r->services[i].memory;
+        least = memory && memory < least ? memory : least;
         fastest = fmax(fastest, (double)r->services[i].bandwidth / 8);
         known &= r->services[i].bandwidth > 0;
     }
     r->part_least = c->part_bytes ? c->part_bytes : tly_plan_part_bytes(1);
-    r->part_most = c->part_bytes ? c->part_bytes : tly_plan_part_bytes(known ? fastest : 0);
+    uint32_t unit = tly_plan_part_bytes(known ? fastest : 0);
+    r->part_most = c->part_bytes ? c->part_bytes : tly_plan_part_most(unit, least, r->rank_count);
     r->part_bytes = c->part_bytes ? c->part_bytes : tly_plan_part_bytes(tly_roster_usual(r));
     r->window_fixed = c->window_parts || c->credit_bytes;
 }

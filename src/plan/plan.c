@@ -35,44 +35,6 @@ int tly_plan_weights(int n, int k, uint32_t *weight)
     return 0;
 }
 
-uint32_t tly_plan_part_bytes(double bandwidth)
-{
-    enum { STEP = 4 << 10, LEAST = 32 << 10, MOST = 512 << 10 };
-    double bytes = bandwidth > 0 ? bandwidth * 0.5e-3 : MOST;
-    if (bytes < LEAST)
-        return LEAST;
-    return bytes < MOST ? ((uint32_t)bytes + STEP / 2) / STEP * STEP : MOST;
-}
-
-enum { BLOCK = 64, FEWEST = 16 };
-
-static uint32_t plan_least_part(uint32_t most)
-{
-    return most < 16 * BLOCK ? BLOCK : most / 8 / BLOCK * BLOCK;
-}
-
-uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int active)
-{
-    uint64_t bytes = s->before + s->bytes + s->behind;
-    uint64_t worth = bytes / (FEWEST * (uint64_t)active) / BLOCK * BLOCK, least = 2 * plan_least_part(most);
-    if (worth < least)
-        worth = least;
-    return worth < most ? (uint32_t)worth : most;
-}
-
-uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, int active)
-{
-    uint64_t left = s->bytes - at, least = plan_least_part(most);
-    uint64_t done = s->before + at, to_do = left + s->behind;
-    uint64_t length = (done < to_do ? done : to_do) / (2 * (uint64_t)active) / BLOCK * BLOCK;
-    most = tly_plan_largest_part(s, most, active);
-    if (length < least)
-        length = least;
-    if (length > most)
-        length = most;
-    return (uint32_t)(left < length + least && left <= most ? left : length);
-}
-
 /* --- a list's weights ---------------------------------------------------------------------------- */
 
 /* The weight of all of these that have one; 0: of none, or not of all the same. */

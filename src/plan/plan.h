@@ -98,44 +98,6 @@ int tly_plan_measure_settle(int count, const bool *measured, double *rate);
 
 /* --- parts and their order -------------------------------------------------------------------------- */
 
-/* Size of parts where the slowest network card moves so many bytes/s each way (0: not known): 0.5 ms of it, in
- * steps of 4 KB, 32 KB to 512 KB.  A part takes that long to each service, and all results wait for the first; the
- * 60 KB of 1 Gbit/s just fit the largest packet that a kernel hands to a card. */
-uint32_t tly_plan_part_bytes(double bandwidth);
-
-/* A tensor's bytes, and those of a planned list before and behind it; both 0 for a tensor in no list. */
-struct tly_stretch {
-    uint64_t bytes, before, behind;
-};
-
-/* The longest part in a list, for parts of at most `most` bytes over so many active services: each of them is to have
- * 16 of these, but a quarter of `most` is not too little (a part costs the processor some microseconds).  For a part
- * crosses its rank's card, and then with all other ranks' like it the service's card in and out: so far results lag
- * behind what is pushed, and so long is the time that nothing makes good. */
-uint32_t tly_plan_largest_part(const struct tly_stretch *s, uint32_t most, int active);
-
-/* The credit of a rank, unless the user has set it: two parts for each active service.  One is on its way while the other
- * one is summed. */
-static inline uint64_t tly_plan_credit(int active, uint64_t part_bytes)
-{
-    return 2 * (uint64_t)active * part_bytes;
-}
-
-/* The same of an all-reduce: 12 parts at least.  A service tells after one and a half parts what it has accepted (job.c), and
- * a process may wake late: of few services two parts each are too few. */
-static inline uint64_t tly_plan_sum_credit(int active, uint64_t part_bytes)
-{
-    return tly_plan_credit(active > 6 ? active : 6, part_bytes);
-}
-
-/* Length of the part that begins at byte `at` of a tensor, for parts of at most `most` bytes (a multiple of 64)
- * over so many active services.  Parts are small at both ends of a list, an eighth of `most` or a little more, and
- * grow with the distance from them, so that the first results come early, the last parts do not keep anybody
- * waiting, and shares end nearly exactly: a part is at most 1 / (2 active) of what lies on either side of its
- * beginning, but for the smallest ones (guided self-scheduling, Polychronopoulos and Kuck 1987, from both ends).
- * A multiple of 64, but for a tensor's last. */
-uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, uint32_t most, int active);
-
 /* Weights for a list of so many bytes: of all alike they differ from the endless list's, because a CPU machine has nothing
  * to send before the first sums, and nothing to receive behind the last pushes, while a worker machine's card has the other
  * direction's traffic.  Results lag `lag` bytes, D, behind what is pushed.  A CPU machine's card out is idle for D; a

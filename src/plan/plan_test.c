@@ -341,58 +341,6 @@ static void empty_parts_count_too(void **state)
         assert_int_equal(got[i], 10);
 }
 
-static void test_part_bytes(void **state)
-{
-    assert_int_equal(tly_plan_part_bytes(0), 512 << 10);
-    assert_int_equal(tly_plan_part_bytes(1), 32 << 10);
-    assert_int_equal(tly_plan_part_bytes(1e9 / 8), 60 << 10);
-    assert_int_equal(tly_plan_part_bytes(2.5e9 / 8), 152 << 10);
-    assert_int_equal(tly_plan_part_bytes(100e9 / 8), 512 << 10);
-}
-
-/* Parts cover a tensor, keep their bounds, and at both ends of the list are a small share of what is left. */
-static void test_parts(void **state)
-{
-    static const uint32_t mosts[] = {64, 4096, 98304, 524288};
-    static const uint64_t sizes[] = {0, 1, 63, 64, 4095, 4096, 100000, 1 << 20, (1 << 24) + 4, 1ull << 33};
-    static const uint64_t others[] = {0, 1000, 1 << 20, 1ull << 34};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes * 4 * 16; i++)
-        for (int active = 1; active <= 64; active *= 4) {
-            uint32_t most = mosts[i & 3], least = most / 8 < 128 ? 64 : most / 8;
-            struct tly_stretch s = {sizes[i >> 6], others[i >> 2 & 3], others[i >> 4 & 3]};
-            uint64_t at = 0, share = (s.bytes + s.before + s.behind) / (unsigned)active, limit = share / 16;
-            if (limit < 2 * least)
-                limit = 2 * least;
-            if (limit > most)
-                limit = most;
-            uint64_t far = 2 * (uint64_t)active * limit;
-            if (s.bytes / most > 1 << 20)
-                continue;
-            do {
-                uint64_t left = s.bytes - at, done = s.before + at, to_do = left + s.behind;
-                uint32_t n = tly_plan_part(&s, at, most, active);
-                assert_true(n <= limit && n <= left);
-                assert_true(n > 0 || s.bytes == 0);
-                assert_true(n == left || (n % 64 == 0 && n >= least));
-                assert_true(n < 2 * least || n == left ||
-                            n <= (done < to_do ? done : to_do) / (2 * (unsigned)active));
-                if (done >= far && to_do >= far)
-                    assert_true(n + 128 > limit || n == left);
-                at += n;
-            } while (at < s.bytes);
-            assert_true(at == s.bytes);
-        }
-}
-
-/* Of few services two parts each are too few for an all-reduce; all else has them. */
-static void test_credit(void **state)
-{
-    for (int active = 1; active <= 64; active++) {
-        assert_int_equal(tly_plan_credit(active, 4096), 2 * active * 4096);
-        assert_int_equal(tly_plan_sum_credit(active, 4096), (active < 6 ? 12 : 2 * active) * 4096);
-    }
-}
-
 /* What is taken from the CPU machines is the closed form's, and all of it goes to the workers. */
 static void test_late(void **state)
 {
@@ -436,7 +384,6 @@ static void test_not_late(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_credit),
         cmocka_unit_test(test_late),
         cmocka_unit_test(test_not_late),
         cmocka_unit_test(weights_are_eq_1_and_2),
@@ -452,8 +399,6 @@ int main(void)
         cmocka_unit_test(placed_alike_for_a_hash),
         cmocka_unit_test(nothing_overflows),
         cmocka_unit_test(empty_parts_count_too),
-        cmocka_unit_test(test_part_bytes),
-        cmocka_unit_test(test_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

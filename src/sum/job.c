@@ -107,7 +107,7 @@ static void job_set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sha
     uint64_t fragment = job->params->fragment_bytes ? job->params->fragment_bytes
                         : half < SEGMENT            ? SEGMENT
                                                     : half;
-    job->fragment_bytes = (uint32_t)(fragment < part_bytes ? fragment : part_bytes);
+    job->fragment_bytes = (uint32_t)(fragment < job->part_most ? fragment : job->part_most);
     /* Results tell what was accepted.  Where they are late, counts go alone once three quarters of a rank's credit for
      * this service are back: of two parts, or of this service's share of half a small window. */
     uint64_t news = 3 * job->window_bytes / (8 * sharing), most = 3 * part_bytes / 2;

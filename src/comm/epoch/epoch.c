@@ -22,6 +22,7 @@
 #include "comm/path/peer.h"
 #include "membership/member.h"
 #include "membership/roster.h"
+#include "plan/cut.h"
 #include "plan/plan.h"
 #include "sched/sched.h"
 
@@ -78,9 +79,17 @@ int tly_epoch_adopt(tally_comm *c)
     e->references = 1;
     e->services = (int)r->service_count;
     e->sharing = (int)tly_roster_active(r);
+    e->far = e->sharing > 0;
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        bool shares = r->services[i].weight > 0, spare = i >= r->machine_count;
+        e->spares |= shares && spare;
+        e->far &= !shares || spare;
+    }
     e->part_bytes = (uint32_t)r->part_bytes;
-    e->credit_bytes =
-        c->params.credit_bytes ? c->params.credit_bytes : tly_plan_sum_credit(e->sharing, e->part_bytes);
+    e->part_most = (uint32_t)r->part_most;
+    e->credit_bytes = c->params.credit_bytes
+                          ? c->params.credit_bytes
+                          : tly_plan_sum_credit(e->sharing, e->far, e->part_bytes, e->part_bytes);
     e->incarnation = calloc(r->service_count, sizeof *e->incarnation);
     e->weight = calloc(r->service_count, sizeof *e->weight);
     e->machine = calloc(r->service_count, sizeof *e->machine);

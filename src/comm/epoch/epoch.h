@@ -20,7 +20,9 @@ struct tly_epoch {
     struct tly_list node; /* comm->epochs.all */
     uint32_t number, references;
     int services, sharing; /* sharing: services with a share */
-    uint32_t part_bytes;   /* longest part */
+    bool spares, far;      /* some of these are on machines without ranks; all are */
+    uint32_t part_bytes;   /* unit of parts and credit */
+    uint32_t part_most;    /* longest part */
     uint64_t credit_bytes;
     uint64_t *incarnation;            /* owned: of each service; 0: none has this place */
     uint32_t *weight;                 /* owned */

@@ -35,6 +35,7 @@
 #include "comm/path/peer.h"
 #include "comm/path/queue.h"
 #include "membership/member.h"
+#include "plan/cut.h"
 #include "plan/plan.h"
 #include "trace/timeline.h"
 #include "trace/trace.h"

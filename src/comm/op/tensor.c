@@ -10,6 +10,7 @@
 #include "comm/op/op.h"
 #include "comm/op/tensor.h"
 #include "ops/call.h"
+#include "plan/cut.h"
 #include "plan/plan.h"
 #include "reduce/reduce.h"
 #include "tally/tally.h"
@@ -18,25 +19,25 @@
 /* Services that sum or relay a tensor's parts. */
 struct dealt {
     struct tly_dealer *home, *others; /* part 0's, and all that follow; the same, but where a root decides */
-    int active;                       /* services with a share */
+    struct tly_cutting cutting;
 };
 
-/* By the plan, unless told; of a list's own parts, where they are shorter, but never less than four full ones, which
+/* By the plan, unless told; of a list's own parts, where they are shorter than the unit, but never less than four units, which
  * cover the time in which a process wakes up.  What is hardly more than a credit is sent at once. */
-static uint64_t tensor_credit(const tally_comm *c, const struct tly_stretch *s, const struct tly_epoch *e,
-                              const struct dealt *d)
+static uint64_t tensor_credit(const tally_comm *c, const struct tly_stretch *s, const struct dealt *d)
 {
     bool sums = d->home == d->others;
-    uint64_t bytes = s->before + s->bytes + s->behind;
-    uint64_t longest = tly_plan_largest_part(s, e->part_bytes, d->active);
-    uint64_t usual = tly_plan_credit(d->active, e->part_bytes);
-    uint64_t all = sums ? tly_plan_sum_credit(d->active, e->part_bytes) : usual;
+    const struct tly_cutting *cut = &d->cutting;
+    uint64_t bytes = s->before + s->bytes + s->behind, longest = tly_plan_largest_part(s, cut);
+    uint64_t usual = tly_plan_credit(cut->active, cut->unit);
+    uint64_t all = sums ? tly_plan_sum_credit(cut->active, cut->far, cut->unit, cut->unit) : usual;
     if (c->params.credit_bytes)
         return c->params.credit_bytes;
     if (bytes < 2 * usual)
         return all;
-    uint64_t suits = sums ? tly_plan_sum_credit(d->active, longest) : tly_plan_credit(d->active, longest);
-    uint64_t least = 4ull * e->part_bytes < all ? 4ull * e->part_bytes : all;
+    uint64_t suits = sums ? tly_plan_sum_credit(cut->active, cut->far, longest, cut->unit)
+                          : tly_plan_credit(cut->active, longest);
+    uint64_t least = 4ull * cut->unit < all ? 4ull * cut->unit : all;
     return suits > least ? suits : least;
 }
 
@@ -54,9 +55,9 @@ struct walk {
 
 /* The next part, which ends where its range does. */
 static struct tly_cut_piece tensor_next_piece(const struct tly_stretch *s, const struct placed *placed,
-                                              uint32_t most, int active, struct walk *w)
+                                              const struct tly_cutting *c, struct walk *w)
 {
-    struct tly_cut_piece p = {.place = w->at, .length = tly_plan_part(s, w->at, most, active)};
+    struct tly_cut_piece p = {.place = w->at, .length = tly_plan_part(s, w->at, c)};
     if (placed->ranges) {
         const struct tally_range *r = &placed->ranges->list[w->range];
         uint64_t left = r->count * placed->element - w->inside;
@@ -79,7 +80,7 @@ static int tensor_make_cut(tally_comm *c, const struct tly_stretch *s, const str
     uint64_t count = 0;
     struct walk w = {0};
     do {
-        tensor_next_piece(s, placed, e->part_bytes, d->active, &w);
+        tensor_next_piece(s, placed, &d->cutting, &w);
         count++;
     } while (w.at < s->bytes);
     struct tly_cut_piece *pieces = malloc(count * sizeof *pieces);
@@ -87,7 +88,7 @@ static int tensor_make_cut(tally_comm *c, const struct tly_stretch *s, const str
         return -ENOMEM;
     w = (struct walk){0};
     for (uint64_t i = 0; i < count; i++) {
-        pieces[i] = tensor_next_piece(s, placed, e->part_bytes, d->active, &w);
+        pieces[i] = tensor_next_piece(s, placed, &d->cutting, &w);
         pieces[i].owner = (uint16_t)tly_dealer_next(i ? d->others : d->home, pieces[i].length);
     }
     free(out->pieces);
@@ -95,23 +96,34 @@ static int tensor_make_cut(tally_comm *c, const struct tly_stretch *s, const str
                             .epoch = e->number,
                             .pieces = pieces,
                             .count = (uint32_t)count,
-                            .credit = tensor_credit(c, s, e, d)};
+                            .credit = tensor_credit(c, s, d)};
     return 0;
+}
+
+/* How an all-reduce is cut. */
+static struct tly_cutting tensor_cutting(const struct tly_epoch *e)
+{
+    return (struct tly_cutting){.unit = e->part_bytes,
+                                .most = e->part_most,
+                                .active = e->sharing,
+                                .far = e->far,
+                                .fewest = e->spares ? TLY_MANY : TLY_FEW};
 }
 
 /* Deal the whole list in one sequence, for this epoch.  What a later plan has taken over keeps its place in it. */
 static int tensor_deal_plan(tally_comm *c, const struct tly_list_plan *plan, struct tly_epoch *e)
 {
     struct tly_dealer d;
-    struct dealt dealt = {&d, &d, e->sharing};
+    struct dealt dealt = {&d, &d, tensor_cutting(e)};
     struct tly_stretch s = {0};
     struct tly_cut elsewhere = {0};
     struct placed whole = {0};
     int err = 0;
+    dealt.cutting.most = dealt.cutting.unit; /* its tensors overtake each other, with long parts too late */
     for (size_t i = 0; i < plan->count; i++)
         s.behind += plan->item[i].bytes;
     /* Not tensor_credit(): of that a rank may have its own, and all ranks must deal alike. */
-    uint64_t lag = tly_plan_credit(e->sharing, tly_plan_largest_part(&s, e->part_bytes, e->sharing));
+    uint64_t lag = tly_plan_credit(e->sharing, tly_plan_largest_part(&s, &dealt.cutting));
     tly_plan_late(c->machines, e->services, e->weight, s.behind, lag, e->listed);
     tly_dealer_init(&d, c->machines, e->services, e->listed);
     for (size_t i = 0; i < plan->count && !err; i++) {
@@ -159,9 +171,10 @@ static int tensor_plan_for_root(tally_comm *c, const struct tally_op *op, struct
         err = tly_plan_broadcast(e->services, machine, root, weight);
     else if (!err)
         err = tly_plan_reduce(e->services, machine, root, e->weight, weight);
-    d->active = 0;
+    d->cutting.active = 0;
+    d->cutting.fewest = TLY_MANY;
     for (int i = 0; i < e->services && !err; i++)
-        d->active += weight[i] > 0;
+        d->cutting.active += weight[i] > 0;
     if (!err)
         tly_dealer_init_at(d->others, e->services, weight, op->key);
     free(machine);
@@ -187,7 +200,7 @@ const struct tly_cut *tly_tensor_cut(tally_comm *c, const struct tally_op *op, u
         t->cut.root == root)
         return &t->cut;
     struct tly_dealer d, others;
-    struct dealt dealt = {&d, root ? &others : &d, e->sharing};
+    struct dealt dealt = {&d, root ? &others : &d, tensor_cutting(e)};
     struct tly_stretch alone = {.bytes = bytes};
     struct placed placed = {bytes ? tly_spec_ranges(op) : NULL, tly_reduce_element_size(op->dtype)};
     tly_dealer_init_at(&d, e->services, e->weight, t->key);

@@ -17,6 +17,7 @@
 #include "comm/path/chain.h"
 #include "comm/path/parts.h"
 #include "ops/call.h"
+#include "plan/cut.h"
 #include "plan/plan.h"
 #include "reduce/reduce.h"
 #include "wire/frame.h"
@@ -84,10 +85,30 @@ int tly_parts_whole(tally_comm *c, struct tally_op *op)
     return err;
 }
 
-uint32_t tly_parts_largest(const struct tally_op *op, uint64_t bytes, int pieces)
+/* On all ranks the same. */
+static uint32_t parts_longest(const struct tally_op *op, uint64_t bytes, int pieces, uint32_t fewest)
 {
+    const struct tly_epoch *e = op->epoch;
     struct tly_stretch whole = {.bytes = bytes};
-    return tly_plan_largest_part(&whole, op->epoch->part_bytes, pieces); /* on all ranks */
+    return tly_plan_largest_part(
+        &whole, &(struct tly_cutting){
+                    .unit = e->part_bytes, .most = e->part_most, .active = pieces, .fewest = fewest});
+}
+
+/* Two parts for each that `abreast` are on their way to. */
+static void parts_set_credit(struct tally_op *op, int abreast, uint32_t part)
+{
+    const tally_comm *c = op->comm;
+    uint64_t usual = tly_plan_credit(op->epoch->sharing, op->epoch->part_bytes),
+             suits = tly_plan_credit(abreast, part);
+    op->credit = c->params.credit_bytes ? c->params.credit_bytes : suits > usual ? suits : usual;
+}
+
+uint32_t tly_parts_choose(struct tally_op *op, uint64_t bytes, int pieces)
+{
+    uint32_t part = parts_longest(op, bytes, pieces, TLY_MANY);
+    parts_set_credit(op, pieces, part);
+    return part;
 }
 
 uint32_t tly_parts_count(uint64_t bytes, uint32_t part)
@@ -119,7 +140,8 @@ int tly_parts_more(struct tally_op *op, uint64_t more)
  * is cut as a tensor over one service. */
 static uint32_t part_of_pair(const struct tally_op *op, uint64_t bytes)
 {
-    return tly_parts_largest(op, bytes * (unsigned)op->group->size, 1);
+    uint32_t size = (uint32_t)op->group->size;
+    return parts_longest(op, bytes * size, 1, TLY_MANY * size);
 }
 
 /* The parts that one rank gives another.  They go from rank to rank in turn, beginning with our neighbour, so that not
@@ -158,13 +180,16 @@ int tly_parts_exchange(tally_comm *c, struct tally_op *op, const int64_t *table)
 {
     const struct tally_group *g = op->group;
     uint64_t n = (uint64_t)g->size, total = 0;
+    uint32_t longest = 0;
     op->pairs = calloc(2 * n + 1, sizeof *op->pairs);
     if (!op->pairs)
         return tly_fail(ENOMEM, "out of memory");
     for (int i = 0; i < g->size; i++) {
         uint64_t given = parts_piece_bytes(op, table, i), taken = parts_piece_bytes(op, table, g->size + i);
+        uint32_t part = part_of_pair(op, given);
+        longest = part > longest ? part : longest;
         op->pairs[2 * i] = 1 + (uint32_t)total;
-        total += i != g->rank ? tly_parts_count(given, part_of_pair(op, given)) : 0;
+        total += i != g->rank ? tly_parts_count(given, part) : 0;
         op->pairs[2 * i + 1] = 1 + (uint32_t)total;
         total += i != g->rank ? tly_parts_count(taken, part_of_pair(op, taken)) : 0;
     }
@@ -172,6 +197,7 @@ int tly_parts_exchange(tally_comm *c, struct tally_op *op, const int64_t *table)
     int err = tly_parts_more(op, total);
     if (err)
         return err;
+    parts_set_credit(op, g->size, longest);
     uint32_t me = g->ranks[g->rank];
     const uint8_t *input = op->input;
     uint8_t *output = op->output;

@@ -22,9 +22,9 @@ int tly_parts_exchange(tally_comm *c, struct tally_op *op, const int64_t *table)
 /* Room for `more` parts behind part 0.  -ENOMEM, -EINVAL with a sentence. */
 int tly_parts_more(struct tally_op *op, uint64_t more);
 
-/* Length of the parts of so many pieces, which are `bytes` together: as in a tensor of that length over as many services.
- * The same on all ranks. */
-uint32_t tly_parts_largest(const struct tally_op *op, uint64_t bytes, int pieces);
+/* Length of the parts of so many pieces, which are `bytes` together: as in a tensor of that length over as many services
+ * (struct tly_cutting).  The same on all ranks.  The operation gets a credit that suits them. */
+uint32_t tly_parts_choose(struct tally_op *op, uint64_t bytes, int pieces);
 /* How many parts of that length so many bytes have. */
 uint32_t tly_parts_count(uint64_t bytes, uint32_t part);
 /* Length of the part that begins at byte `at` of so many. */

@@ -172,6 +172,13 @@ static int peer_header(void *user, struct tly_link *link, const struct tly_frame
     return 0;
 }
 
+/* Four results are told, however long they are. */
+static uint32_t peer_news(const struct tly_peer *peer, uint32_t length)
+{
+    uint32_t unit = peer->comm->epoch->part_bytes;
+    return length < unit ? length : unit;
+}
+
 static void peer_count_received(struct tly_peer *peer, uint32_t bytes)
 {
     struct tly_counts counts = {.received = ++peer->received};
@@ -203,7 +210,7 @@ static void peer_on_result(struct tly_peer *peer, const struct tly_frame *f, con
         tly_keep_unasked(peer, f);
     }
     if (last)
-        peer_count_received(peer, urgent ? UINT32_MAX : f->length);
+        peer_count_received(peer, urgent ? UINT32_MAX : peer_news(peer, f->length));
 }
 
 static struct tally_op *peer_find_mark(tally_comm *c, const struct tly_frame *f)

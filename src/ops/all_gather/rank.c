@@ -150,7 +150,7 @@ static int gather_parts(tally_comm *c, struct tally_op *op, const uint64_t *piec
     }
     const bool team = tly_team_gathers(op) && bytes >= TLY_TEAM_BYTES;
     const int abreast = team ? tly_team_machines(op) : n; /* that send, and receive, a part at a time */
-    uint32_t part = tly_parts_largest(op, bytes, abreast);
+    uint32_t part = tly_parts_choose(op, bytes, abreast);
     for (int i = 0; i < n; i++)
         total += tly_parts_count(piece[i], part);
     struct tly_relay *r = malloc(sizeof *r);

@@ -141,7 +141,7 @@ static int reduce_scatter_pieces(tally_comm *c, struct tally_op *op)
     const struct tally_group *g = op->group;
     const bool team = tly_chain_has(&op->chain, STAGE_TEAM);
     size_t element = tly_reduce_element_size(op->dtype);
-    uint32_t part = tly_parts_largest(op, op->bytes, team ? tly_team_machines(op) : g->size), own = 0;
+    uint32_t part = tly_parts_choose(op, op->bytes, team ? tly_team_machines(op) : g->size), own = 0;
     uint64_t total = 0, most = 0;
     for (int i = 0; i < g->size; i++) {
         uint64_t n = tly_parts_count((uint64_t)tly_spec_dim(&op->spec, (uint32_t)i) * element, part);
