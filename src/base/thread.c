@@ -8,12 +8,20 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 
-/* The numbers of our threads; 0: free.  One for which there is no room counts as the application's. */
-static atomic_int ours[256];
+enum { MOST = 256, FREE = 0, TAKEN = -1 };
+
+/* Our threads.  One for which there is no room counts as the application's. */
+static struct {
+    atomic_int id; /* FREE, TAKEN while the clock is written, or the thread's number */
+    clockid_t clock;
+} ours[MOST];
+static atomic_ullong ended_ns; /* processor time of those that have ended */
 
 struct start {
     void *(*main)(void *);
@@ -24,8 +32,9 @@ struct start {
 /* In a forked child, which has one thread: the application's. */
 static void thread_forget_all(void)
 {
-    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
-        atomic_store_explicit(&ours[i], 0, memory_order_relaxed);
+    for (size_t i = 0; i < MOST; i++)
+        atomic_store_explicit(&ours[i].id, FREE, memory_order_relaxed);
+    atomic_store_explicit(&ended_ns, 0, memory_order_relaxed);
 }
 
 static void thread_install(void)
@@ -33,22 +42,46 @@ static void thread_install(void)
     pthread_atfork(NULL, NULL, thread_forget_all);
 }
 
-/* Put `to` where `from` is. */
-static void thread_replace(int from, int to)
+/* The calling thread's place, or MOST. */
+static size_t thread_register(int id)
 {
-    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
-        int expected = from;
-        if (atomic_compare_exchange_strong(&ours[i], &expected, to))
-            return;
+    for (size_t i = 0; i < MOST; i++) {
+        int expected = FREE;
+        if (atomic_compare_exchange_strong(&ours[i].id, &expected, TAKEN)) {
+            pthread_getcpuclockid(pthread_self(), &ours[i].clock);
+            atomic_store_explicit(&ours[i].id, id, memory_order_release);
+            return i;
+        }
     }
+    return MOST;
+}
+
+static uint64_t thread_read(clockid_t clock)
+{
+    struct timespec t;
+    return clock_gettime(clock, &t) == 0 ? (uint64_t)t.tv_sec * TLY_SEC + (uint64_t)t.tv_nsec : 0;
 }
 
 bool tly_thread_is_ours(int id)
 {
-    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
-        if (atomic_load_explicit(&ours[i], memory_order_relaxed) == id)
+    for (size_t i = 0; i < MOST; i++)
+        if (atomic_load_explicit(&ours[i].id, memory_order_relaxed) == id)
             return true;
     return false;
+}
+
+uint64_t tly_thread_cpu(void)
+{
+    uint64_t ns = atomic_load_explicit(&ended_ns, memory_order_relaxed);
+    for (size_t i = 0; i < MOST; i++)
+        if (atomic_load_explicit(&ours[i].id, memory_order_acquire) > 0)
+            ns += thread_read(ours[i].clock); /* 0 if it has just ended */
+    return ns;
+}
+
+void tly_thread_count_me(void)
+{
+    thread_register((int)syscall(SYS_gettid));
 }
 
 static void *thread_enter(void *arg)
@@ -58,10 +91,11 @@ static void *thread_enter(void *arg)
     pthread_setname_np(pthread_self(), s.name);
     /* MXCSR is inherited through clone: an application that flushes subnormals must not make us do so. */
     fesetenv(FE_DFL_ENV);
-    int id = (int)syscall(SYS_gettid);
-    thread_replace(0, id);
+    size_t place = thread_register((int)syscall(SYS_gettid));
     void *result = s.main(s.arg);
-    thread_replace(id, 0);
+    if (place < MOST)
+        atomic_store(&ours[place].id, FREE);
+    atomic_fetch_add(&ended_ns, thread_read(CLOCK_THREAD_CPUTIME_ID));
     return result;
 }
 

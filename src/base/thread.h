@@ -1,13 +1,19 @@
-/* thread.h - start a thread of ours: all signals blocked, floating point in the default mode, named. */
+/* thread.h - start a thread of ours: all signals blocked, floating point in the default mode, named; and what all have cost. */
 #ifndef TLY_THREAD_H
 #define TLY_THREAD_H
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 int tly_thread_start(pthread_t *thread, const char *name, void *(*main)(void *), void *arg);
 /* Is the thread of this number (gettid) one of them?  Any thread may ask. */
 bool tly_thread_is_ours(int id);
+
+/* Processor time of our threads in this process so far, those that have ended included, ns.  Any thread may ask. */
+uint64_t tly_thread_cpu(void);
+/* The calling thread counts as well: a program of ours has a loop in its main thread. */
+void tly_thread_count_me(void);
 
 /* Tell the processor that this is a short spin. */
 static inline void tly_pause(void)

@@ -324,10 +324,13 @@ static void status_print_missing(const struct tly_status *s)
 
 static void status_print_facts(const struct query *q)
 {
-    char a[32], b[32], c[32];
-    printf("%12s %12" PRIu64 " %6" PRIu64 " %10s %10s", status_quantity(q->facts.bytes_summed, a, sizeof a),
-           q->facts.parts_summed, q->facts.rounds_open, status_quantity(q->facts.bytes_in_use, b, sizeof b),
-           status_quantity(q->facts.memory_limit, c, sizeof c));
+    char a[32], b[32], c[32], cpu[32] = "-";
+    if (q->facts.bytes_summed)
+        snprintf(cpu, sizeof cpu, "%.2f", (double)q->facts.cpu_us * 1e3 / (double)q->facts.bytes_summed);
+    printf("%12s %12" PRIu64 " %6" PRIu64 " %10s %10s %8s",
+           status_quantity(q->facts.bytes_summed, a, sizeof a), q->facts.parts_summed, q->facts.rounds_open,
+           status_quantity(q->facts.bytes_in_use, b, sizeof b),
+           status_quantity(q->facts.memory_limit, c, sizeof c), cpu);
 }
 
 /* Who is late and why, as far as one service can tell. */
@@ -394,9 +397,9 @@ static void status_print_job(const struct job *j, const struct asker *a)
                status_stand_of(s, m));
     }
     if (j->service_count)
-        printf("\n%-12s %-16s %-30s %12s %12s %6s %10s %10s %12s %12s %6s  %s\n", "service of", "host",
-               "address", "summed", "parts", "open", "memory", "limit", "received", "sent", "share",
-               "bandwidth");
+        printf("\n%-12s %-16s %-30s %12s %12s %6s %10s %10s %8s %12s %12s %6s  %s\n", "service of", "host",
+               "address", "summed", "parts", "open", "memory", "limit", "cpu s/GB", "received", "sent",
+               "share", "bandwidth");
     for (size_t i = 0; i < j->service_count; i++) {
         const struct service *x = &j->services[i];
         char where[80];
@@ -418,8 +421,8 @@ static void status_print_job(const struct job *j, const struct asker *a)
 
 static void status_print_service(const struct query *q, const char *at)
 {
-    printf("a service of job '%s', start %016" PRIx64 ", at %s\n\n%12s %12s %6s %10s %10s\n", q->peer.job,
-           q->peer.incarnation, at, "summed", "parts", "open", "memory", "limit");
+    printf("a service of job '%s', start %016" PRIx64 ", at %s\n\n%12s %12s %6s %10s %10s %8s\n", q->peer.job,
+           q->peer.incarnation, at, "summed", "parts", "open", "memory", "limit", "cpu s/GB");
     status_print_facts(q);
     putchar('\n');
     status_print_late(q, "it");
@@ -439,9 +442,10 @@ static void status_json_facts(const struct tly_service_facts *f)
     printf("\"bytes_summed\": %" PRIu64 ", \"parts_summed\": %" PRIu64 ", \"rounds_open\": %" PRIu64
            ", \"bytes_in_use\": %" PRIu64 ", \"bytes_peak\": %" PRIu64 ", \"memory_limit\": %" PRIu64
            ", \"slots_dropped\": %" PRIu64 ", \"bytes_received\": %" PRIu64 ", \"bytes_sent\": %" PRIu64
-           ", \"waiting_s\": %.3f, ",
+           ", \"cpu_s\": %.6f, \"waiting_s\": %.3f, ",
            f->bytes_summed, f->parts_summed, f->rounds_open, f->bytes_in_use, f->bytes_peak, f->memory_limit,
-           f->slots_dropped, f->bytes_received, f->bytes_sent, (double)f->waiting_ms / 1e3);
+           f->slots_dropped, f->bytes_received, f->bytes_sent, (double)f->cpu_us / 1e6,
+           (double)f->waiting_ms / 1e3);
     status_json_text("waits_for", f->waits_for, "");
 }
 

@@ -534,6 +534,16 @@ static void comm_say_goodbye(tally_comm *c)
     tly_member_goodbye(&c->member);
 }
 
+/* What Tally's threads in this process have cost for each 10^9 bytes of its operations. */
+static void comm_sum_up_cost(uint64_t bytes, char *out, size_t len)
+{
+    char seconds[TLY_NUMBER_TEXT];
+    out[0] = '\0';
+    if (bytes >= 1 << 20)
+        snprintf(out, len, "; %s s of processor time for 1 GB on this rank",
+                 tly_number_text((double)tly_thread_cpu() / (double)bytes, seconds));
+}
+
 int tally_comm_close(tally_comm *c)
 {
     if (!c || tly_comm_is_forked(c))
@@ -568,8 +578,9 @@ int tally_comm_close(tally_comm *c)
     bool stays = c->service || c->coordinator || c->member.away;
     uint64_t ops, bytes;
     tly_comm_count(c, &ops, &bytes);
-    char pace[TLY_SENTENCE + 200], moved[TLY_BYTES_TEXT];
+    char pace[TLY_SENTENCE + 200], moved[TLY_BYTES_TEXT], cost[TLY_NUMBER_TEXT + 60];
     tly_pace_sum_up(c, pace, sizeof pace);
+    comm_sum_up_cost(bytes, cost, sizeof cost);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
     /* Others may still need our service or the coordinator; and the goodbye must get out, to the next coordinator if there
@@ -577,9 +588,9 @@ int tally_comm_close(tally_comm *c)
     if (!failed)
         tly_comm_wait_left(c, stays ? deadline : tly_now() + TLY_SEC);
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm",
-            "the job %s after %.1f s on %d rank%s: %" PRIu64 " operation%s, %s%s",
+            "the job %s after %.1f s on %d rank%s: %" PRIu64 " operation%s, %s%s%s",
             failed ? "has failed" : "is done", tly_comm_age(c), c->size, c->size == 1 ? "" : "s", ops,
-            ops == 1 ? "" : "s", tly_bytes_text(bytes, moved), pace);
+            ops == 1 ? "" : "s", tly_bytes_text(bytes, moved), cost, pace);
     tly_events_close(c);
     comm_destroy(c, tly_now() + TLY_SEC);
     return 0;

@@ -1,6 +1,7 @@
 /* facts.c - how a service stands, as it is told to those who ask (STATUS): from the job's counts to bytes.  facts_read.c reads
  * them. */
 #include "base/list.h"
+#include "base/thread.h"
 #include "sum/internal.h"
 #include "sum/job.h"
 #include "sum/members.h"
@@ -26,6 +27,7 @@ void tly_job_facts(struct tly_job *job, struct tly_service_facts *out)
     out->bytes_in_use = job->quota.in_use;
     out->bytes_peak = job->quota.peak;
     out->memory_limit = job->house->budget.pool.limit;
+    out->cpu_us = tly_thread_cpu() / 1000;
     for (const struct tly_list *n = job->sessions.next; n != &job->sessions; n = n->next)
         tly_facts_add_bytes(out, tly_list_entry(n, struct tly_session, node));
     out->waiting_ms = (uint64_t)(tly_verdict_waits(job, out->waits_for, sizeof out->waits_for) / TLY_MS);
@@ -36,7 +38,7 @@ void tly_service_facts_write(struct tly_writer *w, const struct tly_service_fact
 {
     const uint64_t values[] = {f->bytes_summed, f->parts_summed, f->rounds_open,   f->bytes_in_use,
                                f->bytes_peak,   f->memory_limit, f->slots_dropped, f->bytes_received,
-                               f->bytes_sent,   f->waiting_ms};
+                               f->bytes_sent,   f->waiting_ms,   f->cpu_us};
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
         tly_write64(w, values[i]);
     tly_write_text(w, f->waits_for);

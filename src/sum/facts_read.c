@@ -16,6 +16,7 @@ int tly_service_facts_read(struct tly_reader *r, struct tly_service_facts *out)
     f.bytes_received = tly_read64(r);
     f.bytes_sent = tly_read64(r);
     f.waiting_ms = tly_read64(r);
+    f.cpu_us = tly_read64(r);
     tly_read_text(r, f.waits_for, sizeof f.waits_for);
     if (r->failed)
         return -EPROTO;

@@ -20,6 +20,7 @@ struct tly_service_facts {
     uint64_t bytes_summed; /* of results */
     uint64_t parts_summed, rounds_open, bytes_in_use, bytes_peak, memory_limit, slots_dropped;
     uint64_t bytes_received, bytes_sent; /* over the connections to ranks, headers too */
+    uint64_t cpu_us;                     /* processor time of Tally's threads in its process */
     uint64_t waiting_ms;                 /* of the round that has waited longest; 0: none waits */
     char waits_for[200];                 /* what it waits for, in words; empty: nothing */
 };

@@ -130,6 +130,10 @@ static void health_metrics(struct text *t, const struct tly_health_news *n)
                   n->before.bytes_received + f->bytes_received);
     health_metric(t, "transmit_bytes_total", "counter", "Bytes that went to ranks, headers too.",
                   n->before.bytes_sent + f->bytes_sent);
+    health_add(t,
+               "# HELP tally_cpu_seconds_total Processor time of this process.\n# TYPE "
+               "tally_cpu_seconds_total counter\ntally_cpu_seconds_total %.3f\n",
+               (double)n->cpu_us / 1e6);
     health_metric(t, "dropped_slots_total", "counter",
                   "Inputs dropped for want of memory and asked for again.",
                   n->before.slots_dropped + f->slots_dropped);

@@ -27,6 +27,7 @@ struct tly_health_news {
     uint64_t declared, measured;     /* what was said of it, or found at the start: one of them */
     struct tly_slow slow;            /* who holds the job up */
     uint64_t changed;                /* when the split last changed, seconds since 1970; 0: not yet */
+    uint64_t cpu_us;                 /* processor time of this process */
     uint64_t jobs;                   /* that have begun here, this one too */
     struct tly_service_facts facts;  /* of this job */
     struct tly_service_facts before; /* of the jobs before, their sums: counters never fall */

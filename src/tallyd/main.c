@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/loop.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "membership/coordinator.h"
 #include "membership/member.h"
 #include "sum/service.h"
@@ -89,6 +90,7 @@ static void tallyd_tell(struct tly_hook *h)
     bool serving = pulse.service && pulse.member->state == TLY_MEMBER_RUNNING;
     n->jobs += serving && !n->serving;
     n->serving = serving;
+    n->cpu_us = tly_thread_cpu() / 1000;
     snprintf(n->job, sizeof n->job, "%s", pulse.member->identity.job);
     n->ranks = r->rank_count;
     n->machines = r->machine_count;
@@ -126,7 +128,7 @@ static void tallyd_end_pulse(struct tly_loop *loop)
     n->before.bytes_received += n->facts.bytes_received;
     n->before.bytes_sent += n->facts.bytes_sent;
     tly_loop_unhook(loop, &pulse.hook);
-    *n = (struct tly_health_news){.jobs = n->jobs, .before = n->before};
+    *n = (struct tly_health_news){.jobs = n->jobs, .before = n->before, .cpu_us = n->cpu_us};
     tly_health_tell(pulse.health, n);
 }
 
@@ -223,6 +225,7 @@ static int tallyd_job(const struct tly_place *place, const struct tly_params *pa
     tly_member_init(&member, &loop, place, params, false);
     member.cancelled = tallyd_cancelled;
     tallyd_begin_pulse(&loop, &member);
+    uint64_t before = tly_thread_cpu() / 1000;
     err = tly_member_find(&member, patience_s);
     if (!err)
         err = tly_member_connect(&member, patience_s);
@@ -232,9 +235,12 @@ static int tallyd_job(const struct tly_place *place, const struct tly_params *pa
         struct tly_service_facts facts;
         tly_service_facts(service, &facts);
         char summed[TLY_BYTES_TEXT], peak[TLY_BYTES_TEXT];
-        tly_info("tallyd", "job '%s' has ended: %s summed in %llu parts, at most %s of memory",
-                 member.identity.job, tly_bytes_text(facts.bytes_summed, summed),
-                 (unsigned long long)facts.parts_summed, tly_bytes_text(facts.bytes_peak, peak));
+        tly_info(
+            "tallyd",
+            "job '%s' has ended: %s summed in %llu parts, at most %s of memory, %.1f s of processor time",
+            member.identity.job, tly_bytes_text(facts.bytes_summed, summed),
+            (unsigned long long)facts.parts_summed, tly_bytes_text(facts.bytes_peak, peak),
+            (double)(facts.cpu_us - before) / 1e6);
     }
     char sentence[TLY_SENTENCE];
     snprintf(sentence, sizeof sentence, "%s", tly_error());
@@ -436,6 +442,7 @@ int main(int argc, char **argv)
         return 2;
     }
     tallyd_forget_secret(&params);
+    tly_thread_count_me();
     if (c.health && tly_health_start(c.health, &pulse.health) != 0) {
         fprintf(stderr, "tallyd: --health: %s\n", tly_error());
         return 2;

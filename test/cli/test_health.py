@@ -172,6 +172,7 @@ def test_from_waiting_to_the_next_job(tmp_path):
             for name in before:
                 assert not name.endswith("_total") or after[name] >= during.get(name, 0) >= before[name], name
             assert after["tally_summed_bytes_total"] > before["tally_summed_bytes_total"]
+            assert after["tally_cpu_seconds_total"] > before["tally_cpu_seconds_total"]
             assert after["tally_receive_bytes_total"] > 2 * 1e5 * job
             before = after
 
@@ -267,7 +268,7 @@ def test_who_is_late_and_why(tmp_path):
         assert (found["epoch"], found["part_bytes"]) >= (1, 4096)
         late = [s for s in found["services"] if s["waiting_s"] >= 1]
         assert {s["waits_for"] for s in late} == {"ranks 1-2, which did not send any of it yet"}
-        assert all(s["bytes_received"] > 0 and s["bytes_sent"] > 0 for s in found["services"])
+        assert all(s["bytes_received"] > 0 and s["bytes_sent"] > 0 and s["cpu_s"] > 0 for s in found["services"])
         text = status(daemon.env["TALLY_COORD"])
         assert re.search(r"late: an operation at [a-z]+ \d has waited \d+\.\d s for ranks 1-2, which did not send any of it yet", text), text
         assert "split no. 1, parts of %d KB\n" % (found["part_bytes"] >> 10) in text and "bandwidth" in text

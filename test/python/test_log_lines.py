@@ -44,6 +44,17 @@ def test_log_lines_without_logging():
     assert re.search(r"tally info rank 0 comm: the job is done after [0-9.]+ s on 2 ranks: 1 operation, 24 B", output), output
 
 
+def test_the_last_line_says_what_the_sums_cost():
+    status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
+        import numpy as np, tally
+        tally.init()
+        tally.push_pull(np.ones(1 << 20, np.float32), "a", tally.Sum)
+        tally.shutdown()
+    """)])
+    assert status == 0, output
+    assert re.search(r"1 operation, 4\.19 MB; [0-9.]+ s of processor time for 1 GB on this rank", output), output
+
+
 def test_a_failed_job_ends_so():
     status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
         import numpy as np, tally

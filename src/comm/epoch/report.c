@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/event.h"
 #include "base/loop.h"
+#include "base/thread.h"
 #include "comm/comm.h"
 #include "comm/epoch/epoch.h"
 #include "comm/epoch/pace.h"
@@ -57,9 +58,10 @@ static void report_write_json(const tally_comm *c, FILE *out)
     fprintf(out,
             "{\"version\": \"%s\", \"rank\": %d, \"size\": %d, \"machines\": %d, \"tallyd\": %d, "
             "\"part_bytes\": %u, "
-            "\"credit_bytes\": %" PRIu64 ", \"operations\": %" PRIu64 ", ",
+            "\"credit_bytes\": %" PRIu64 ", \"operations\": %" PRIu64 ", \"bytes\": %" PRIu64
+            ", \"cpu_s\": %.6f, ",
             TALLY_VERSION, c->rank, c->size, c->machines, tallyds, c->epoch->part_bytes,
-            c->epoch->credit_bytes, ops);
+            c->epoch->credit_bytes, ops, bytes, (double)tly_thread_cpu() / TLY_SEC);
     report_write_number(out, "predicted_s_per_gb", tly_pace_predicted(&c->pace) * 1e9);
     report_write_number(out, "reached_s_per_gb", tly_pace_reached(c) * 1e9);
     fprintf(out, "\"services\": [");
