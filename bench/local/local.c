@@ -1,7 +1,7 @@
 /* local.c - one rank of the benchmark local.py in C: all-reduces among the ranks of one machine, by Tally and, where the
  * build has found it, by OpenMPI in the same processes.
  *
- *   mpirun -n N local FROM TO SECONDS ROUNDS      (without OpenMPI: tally run -n N -- local …)
+ *   mpirun -n N local FROM TO SECONDS ROUNDS [GROUP]     (without OpenMPI: tally run -n N -- local …)
  *
  * Sizes are FROM, 4 x FROM … up to TO bytes of float32.  Ways take turns, ROUNDS times for SECONDS / ROUNDS each:
  *   mpi    MPI_Allreduce, ordinary memory, in place
@@ -10,7 +10,7 @@
  * each in two modes:
  *   hot       calls follow each other on the same buffer: a sample is a batch of calls by its length
  *   refilled  each rank writes its buffer before each call, then all meet at a barrier: a sample is one call
- * A sample is the slowest rank's.  Rank 0 prints a JSON object for each size, mode and way. */
+ * GROUP: the first so many ranks are a group, which does all of it but `mpi`; the others wait.  A sample is the slowest rank's.  Rank 0 prints a JSON object for each size, mode and way. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -37,6 +37,7 @@ struct series {
 
 static tally_comm *comm;
 static int rank, size;
+static struct tally_options in_group = {.size = sizeof in_group}; /* all ranks, or those of GROUP */
 
 static void check(int err, const char *what)
 {
@@ -57,7 +58,7 @@ static void push_pull(const char *name, void *data, size_t count, enum tally_dty
                       enum tally_reduction how)
 {
     tally_op *op;
-    check(tally_push_pull(comm, name, data, data, count, dtype, how, NULL, &op), name);
+    check(tally_push_pull(comm, name, data, data, count, dtype, how, &in_group, &op), name);
     check(tally_op_wait(op, -1), name);
     tally_op_free(op);
 }
@@ -83,7 +84,7 @@ static void barrier(enum way way)
         return;
     }
 #endif
-    check(tally_barrier(comm, NULL, NULL, &op), "barrier");
+    check(tally_barrier(comm, NULL, &in_group, &op), "barrier");
     check(tally_op_wait(op, -1), "barrier");
     tally_op_free(op);
 }
@@ -189,10 +190,24 @@ static void compare(size_t bytes, bool hot, float *data[WAYS], double seconds, i
     fflush(stdout);
 }
 
+/* The first ranks alone: false, if this rank is none of them. */
+static bool make_group(int count)
+{
+    int *ranks = calloc((size_t)count, sizeof *ranks);
+    check(!ranks, "no memory");
+    for (int i = 0; i < count; i++)
+        ranks[i] = i;
+    size = count;
+    if (rank < count)
+        check(tally_group_create(comm, "first", ranks, (size_t)count, &in_group.group), "tally_group_create");
+    free(ranks);
+    return rank < count;
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 5) {
-        fprintf(stderr, "usage: local FROM TO SECONDS ROUNDS   (bench/local/local.py does it)\n");
+    if (argc != 5 && argc != 6) {
+        fprintf(stderr, "usage: local FROM TO SECONDS ROUNDS [GROUP]   (bench/local/local.py does it)\n");
         return 1;
     }
     size_t from = (size_t)strtoull(argv[1], NULL, 10), to = (size_t)strtoull(argv[2], NULL, 10);
@@ -213,9 +228,14 @@ int main(int argc, char **argv)
 #ifdef HAVE_MPI
     data[MPI] = data[HEAP];
 #endif
-    for (size_t bytes = from; bytes <= to; bytes *= 4)
+    bool takes_part = argc == 5 || make_group(atoi(argv[5]));
+    if (argc == 6)
+        data[MPI] = NULL;
+    for (size_t bytes = from; bytes <= to && takes_part; bytes *= 4)
         for (int hot = 1; hot >= 0; hot--)
             compare(bytes, hot, data, seconds, rounds);
+    in_group.group = NULL;
+    barrier(HEAP); /* of all ranks */
     free(data[HEAP]);
     tally_free(pool);
     tally_comm_close(comm);
