@@ -254,6 +254,7 @@ static struct tly_cutting cut_for(int active, uint32_t fewest)
 {
     struct tly_cutting c = cutting;
     c.active = active;
+    c.far = k >= n;
     c.fewest = fewest;
     return c;
 }

@@ -76,8 +76,8 @@ struct tly_roster {
     uint32_t standalone;            /* the coordinator is a process of its own: its death is not the job's */
     uint32_t teams;                 /* 1: the ranks of a machine push large tensors once, as a team */
     uint32_t joins, last_joined;    /* how often all ranks have joined; the last of them the last time */
-    uint64_t part_bytes;            /* longest part of this epoch's rounds, */
-    uint64_t part_least, part_most; /* and of any epoch's: what these allow no epoch forbids */
+    uint64_t part_bytes;            /* unit of parts, credit and windows in this epoch (plan/cut.h) */
+    uint64_t part_least, part_most; /* the least unit and the longest part of any epoch */
     uint64_t window_bytes;          /* with which each connection begins */
     uint32_t window_fixed;          /* 1: it stays so, for somebody has set it */
     struct tly_roster_rank *ranks;  /* owned */

@@ -259,9 +259,10 @@ static void start_set_part_bounds(const struct tly_coordinator *c, struct tly_ro
     }
     r->part_least = c->part_bytes ? c->part_bytes : tly_plan_part_bytes(1);
     uint32_t unit = tly_plan_part_bytes(known ? fastest : 0);
-    r->part_most = c->part_bytes ? c->part_bytes : tly_plan_part_most(unit, least, r->rank_count);
+    r->window_fixed = c->window_parts || c->credit_bytes; /* for parts of a unit */
+    uint32_t most = r->window_fixed ? unit : tly_plan_part_most(unit, least, r->rank_count);
+    r->part_most = c->part_bytes ? c->part_bytes : most;
     r->part_bytes = c->part_bytes ? c->part_bytes : tly_plan_part_bytes(tly_roster_usual(r));
-    r->window_fixed = c->window_parts || c->credit_bytes;
 }
 
 bool tly_start_fit_parts(const struct tly_coordinator *c, struct tly_roster *r)

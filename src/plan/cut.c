@@ -37,7 +37,7 @@ uint32_t tly_plan_largest_part(const struct tly_stretch *s, const struct tly_cut
     uint64_t credit = bytes / 32 > 32 * c->unit ? bytes / 32 : 32 * c->unit;
     uint64_t least = plan_within(0, 2 * plan_least_part(c->unit), c->unit);
     uint64_t shortest = plan_within(least, each / TLY_FEW / BLOCK * BLOCK, c->unit);
-    uint64_t longest = plan_within(0, each / c->fewest, credit / (2 * (uint64_t)c->active));
+    uint64_t longest = plan_within(0, each / c->fewest, credit / tly_plan_ahead(c->active, c->far));
     return (uint32_t)plan_within(shortest, longest / BLOCK * BLOCK, c->most);
 }
 

@@ -34,8 +34,8 @@ struct tly_cutting {
 };
 
 /* The longest part of a list or tensor: as long as `fewest` and `most` allow, for a part costs the processor the same whatever
- * its length; but two for each service, a credit, take no longer than 32 units (16 ms of a card) or a 32nd of the list: so much
- * stands before what is urgent.  A list that would have shorter parts than `unit` by that has as long ones as give each service
+ * its length; but a credit of them is no more than 32 units (16 ms of a card of 500 Mbit/s or more) or a 32nd of the list: so
+ * much stands before what is urgent.  A list that would have shorter parts than `unit` by that has as long ones as give each service
  * 16, but none shorter than a quarter of `unit`. */
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, const struct tly_cutting *c);
 
@@ -46,12 +46,18 @@ static inline uint64_t tly_plan_credit(int active, uint64_t part_bytes)
     return 2 * (uint64_t)active * part_bytes;
 }
 
+/* Parts of an all-reduce's credit. */
+static inline uint64_t tly_plan_ahead(int active, bool far)
+{
+    return (far ? 3 : 2) * (uint64_t)active;
+}
+
 /* The same of an all-reduce: three parts where all services are far, for each tells only after one and a half what it has
  * accepted (job.c), and one's own at once.  12 units (6 ms) at least, or 12 parts where these are shorter, for a process may
  * wake late. */
 static inline uint64_t tly_plan_sum_credit(int active, bool far, uint64_t part_bytes, uint64_t unit)
 {
-    uint64_t all = (far ? 3 : 2) * (uint64_t)active * part_bytes;
+    uint64_t all = tly_plan_ahead(active, far) * part_bytes;
     uint64_t least = 12 * (part_bytes < unit ? part_bytes : unit);
     return all > least ? all : least;
 }

@@ -38,21 +38,21 @@ static void test_longest_parts(void **state)
         uint32_t fewest;
         double lost; /* c */
     } kinds[] = {{TLY_FEW, 1 / 6.0}, {TLY_MANY, 1.3}};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+    for (size_t i = 0; i < 2 * sizeof kinds / sizeof *kinds; i++)
         for (int active = 1; active <= 64; active *= 2)
             for (uint32_t unit = 4096; unit <= 512 << 10; unit *= 2)
                 for (uint64_t bytes = 4096; bytes <= 1ull << 33; bytes *= 2) {
-                    struct tly_cutting c = {unit, 512 << 10, active, false, kinds[i].fewest};
+                    struct tly_cutting c = {unit, 512 << 10, active, i & 1, kinds[i / 2].fewest};
                     struct tly_stretch s = {.bytes = bytes};
                     uint64_t longest = tly_plan_largest_part(&s, &c);
-                    double lost = kinds[i].lost * active * (double)longest / (double)bytes;
+                    double lost = kinds[i / 2].lost * active * (double)longest / (double)bytes;
                     assert_true(longest <= c.most && longest % 64 == 0);
                     assert_true(longest <= unit || lost <= 0.0105);
                     uint64_t most = bytes / (unsigned)active / c.fewest, credit = bytes / 32;
                     credit = credit > 32 * unit ? credit : 32 * unit;
-                    assert_true(longest <= unit || 2 * (unsigned)active * longest <= credit);
+                    assert_true(longest <= unit || tly_plan_ahead(active, i & 1) * longest <= credit);
                     assert_true(longest == c.most || longest + 64 > most ||
-                                2 * (unsigned)active * (longest + 64) > credit);
+                                tly_plan_ahead(active, i & 1) * (longest + 64) > credit);
                     assert_true(longest >= unit || longest == 2 * (unit / 8) ||
                                 longest + 64 > bytes / (unsigned)active / TLY_FEW);
                 }

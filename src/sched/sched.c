@@ -20,8 +20,10 @@ void tly_sched_set_credit(struct tly_sched *s, uint64_t credit)
     s->credit = credit;
     for (struct tly_list *n = s->queues.next; n != &s->queues; n = n->next) {
         const struct tly_heap *waiting = &sched_queue_of(n)->waiting;
-        for (size_t i = 0; i < waiting->count; i++)
-            ((struct tly_task *)waiting->items[i].value)->credit = 0;
+        for (size_t i = 0; i < waiting->count; i++) {
+            struct tly_task *t = waiting->items[i].value;
+            t->credit = t->credit > credit ? t->credit : 0;
+        }
     }
 }
 

@@ -55,7 +55,7 @@ struct tly_sched {
 };
 
 void tly_sched_init(struct tly_sched *s, uint64_t credit);
-/* Another credit holds from now on.  Waiting tasks lose their own. */
+/* Another credit holds from now on.  Waiting tasks lose their own, but for larger ones, which their bytes may need. */
 void tly_sched_set_credit(struct tly_sched *s, uint64_t credit);
 
 /* A queue begins with a closed window. */

@@ -48,11 +48,11 @@ static bool is_waiting(const struct user_task *t)
     return false;
 }
 
-/* Was the credit changed while the task waited? */
+/* Has the credit become as large as its own, or larger, while the task waited? */
 static bool lost_its_credit(const struct user_task *t)
 {
     for (int i = past.events; i-- > 0 && past.event[i].task != t;)
-        if (past.event[i].kind == CREDIT)
+        if (past.event[i].kind == CREDIT && past.event[i].bytes >= t->credit)
             return true;
     return false;
 }

@@ -92,7 +92,7 @@ struct tly_job {
     uint32_t sessions_seen;         /* counts sessions of ranks */
     uint32_t ranks;                 /* 0: no epoch yet */
     uint32_t left;                  /* ranks that are gone */
-    uint64_t part_bytes, part_most; /* longest part of the newest epoch, and of any */
+    uint64_t part_bytes, part_most; /* unit of the newest epoch, longest part of any */
     bool window_fixed;              /* the user has set the window */
     uint64_t first_window;          /* charge bytes that a new connection may push */
     uint64_t sharing;               /* services that the job is split over */

@@ -36,7 +36,7 @@ enum tly_moment {
     TLY_AT_ARRIVED,
     TLY_AT_ANSWERING,
     TLY_AT_ANSWERED,
-    /* rank; key 0, round: the epoch that is prepared first, bytes: its longest part */
+    /* rank; key 0, round: the epoch that is prepared first, bytes: its unit of parts */
     TLY_AT_PREPARED,
     TLY_AT_COMMITTED,
     TLY_MOMENTS,

@@ -22,7 +22,7 @@ struct dealt {
     struct tly_cutting cutting;
 };
 
-/* By the plan, unless told; of a list's own parts, where they are shorter than the unit, but never less than four units, which
+/* By the plan, unless told; of a list's own parts, shorter or longer than the unit, but never less than four units, which
  * cover the time in which a process wakes up.  What is hardly more than a credit is sent at once. */
 static uint64_t tensor_credit(const tally_comm *c, const struct tly_stretch *s, const struct dealt *d)
 {

@@ -61,8 +61,8 @@ int tly_queue_part(tally_comm *c, struct tly_part *p)
         return err;
     p->task = (struct tly_task){
         .order = {op->urgency, op->sequence << 32 | p->order},
-        /* A list's own credit is of its epoch; of what is left of an older one the newest credit rules. */
-        .credit = op->epoch == c->epoch ? op->credit : 0,
+        /* A list's own credit is of its epoch.  Of what is left of an older one the larger credit rules. */
+        .credit = op->epoch == c->epoch || op->credit > c->epoch->credit_bytes ? op->credit : 0,
         /* The opening credit does not hold requests: a service tells little before it has something to answer. */
         .eager = !p->input,
         .start = queue_admit};
