@@ -21,8 +21,9 @@ static bool alone_suits(struct tly_local *l, const struct tly_local_op *op)
 static const void *alone_payload(const struct tly_neighbour *n, uint64_t at, const struct tly_post *own)
 {
     const struct tly_post *p = tly_post_at(n->control, at);
-    if (p->key != own->key || p->spec != own->spec || p->round != own->round || p->bytes != own->bytes ||
-        p->call != own->call || (p->flags ^ own->flags) & ~TLY_POST_PATIENT)
+    if (atomic_load_explicit(&p->there, memory_order_relaxed) != TLY_POST_ALL || p->key != own->key ||
+        p->spec != own->spec || p->round != own->round || p->bytes != own->bytes || p->call != own->call ||
+        (p->flags ^ own->flags) & ~TLY_POST_PATIENT)
         return NULL;
     if (own->bytes <= TLY_TINY)
         return p->tiny;
@@ -63,7 +64,7 @@ static bool alone_meet(struct tly_local *l, const struct tly_post *own, const vo
 
 static enum tly_at_once alone_do(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
 {
-    uint64_t length = sizeof(struct tly_post) + tly_posts_bytes_behind(op->bytes);
+    uint64_t length = tly_posts_length(false, op->bytes);
     const void *in[TLY_LOCAL_RANKS];
     if (!alone_suits(l, op) || !tly_posts_has_room(l, length + sizeof(struct tly_post)))
         return TLY_AT_ONCE_NOT;

@@ -222,10 +222,13 @@ static bool posts_is_sound(const struct tly_local *l, const struct tly_local_rou
     if (p->work >= TLY_WORKS ||
         (!op->call->gathered && ((p->flags ^ own->flags) & TLY_POST_EAGER || p->bytes != given)))
         return false;
-    return (p->flags & TLY_POST_EAGER) ||
-           (((~p->flags & TLY_POST_POOL_IN) || posts_in_segment(l, rank, p->input, p->bytes)) &&
-            ((~p->flags & TLY_POST_POOL_OUT) ||
-             posts_in_segment(l, rank, p->output, tly_work_output_bytes(l, op, place))));
+    if (p->flags & TLY_POST_EAGER)
+        return true;
+    if (r->grouped && op->call->reduces && !op->parts && !tly_post_is_pooled(p))
+        return false;
+    return ((~p->flags & TLY_POST_POOL_IN) || posts_in_segment(l, rank, p->input, p->bytes)) &&
+           ((~p->flags & TLY_POST_POOL_OUT) ||
+            posts_in_segment(l, rank, p->output, tly_work_output_bytes(l, op, place)));
 }
 
 /* All posts of the round are there, and the same. */

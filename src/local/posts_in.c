@@ -1,8 +1,9 @@
 /* posts_in.c - reads what the other ranks have posted, and notices who has joined or left.
  *
  * Each rank's ring is read from where the last look ended.  A post goes into its round (posts.c).  Two kinds of posts are
- * not calls: a rank has joined, or takes a post back.  A post of a group without this rank is passed over.  A rank that leaves is noticed before its ring is read, so all that
- * it had posted counts.  Then operations end that it will not do its part of.
+ * not calls: a rank has joined, or takes a post back.  A post of a group without this rank is passed over.  A rank that
+ * leaves is noticed before its ring is read, so all that it had posted counts.  Then operations end that it will not do its
+ * part of.
  *
  * All under the engine's lock. */
 #include <errno.h>
@@ -104,32 +105,43 @@ bool tly_posts_take_joined(struct tly_local *l, uint32_t rank)
     return true;
 }
 
-/* The ranks that take part, as bits; 0: all. */
+/* The ranks that take part, as bits; 0: all.  A group's are never 0, so a malformed one of no ranks has all bits. */
 static uint64_t posts_in_ranks(const struct tly_neighbour *n, const struct tly_post *p, uint64_t at)
 {
     uint64_t ranks = 0;
-    if (atomic_load_explicit(&p->there, memory_order_relaxed) == TLY_POST_GROUP)
-        tly_posts_copy(n->control, at + sizeof *p, &ranks, sizeof ranks);
-    return ranks;
+    if (atomic_load_explicit(&p->there, memory_order_relaxed) != TLY_POST_GROUP)
+        return 0;
+    tly_posts_copy(n->control, at + sizeof *p, &ranks, sizeof ranks);
+    return ranks ? ranks : UINT64_MAX;
 }
 
-/* A call of a rank, at this place of its ring, in which this rank takes part.  False: the job fails. */
+/* Always false: the job fails. */
+static bool posts_in_blame(struct tly_local *l, uint32_t rank, const char *what)
+{
+    char sentence[100];
+    snprintf(sentence, sizeof sentence, "rank %u has posted %s", tly_local_number(l, rank), what);
+    l->calls->broken(l->user, EPROTO, sentence);
+    return false;
+}
+
+/* A call of a rank, at this place of its ring, which is passed over if this rank has no part in it.  False: the job fails. */
 static bool posts_in_take_call(struct tly_local *l, uint32_t rank, const struct tly_post *p, uint64_t ranks,
                                uint64_t *at)
 {
     struct tly_neighbour *n = &l->at[rank];
     uint64_t bytes = p->flags & TLY_POST_EAGER ? p->bytes : 0;
-    bool sound = bytes <= TLY_EAGER && (!ranks || (ranks >> rank & 1 && !(ranks & ~l->all.bits)));
-    struct tly_local_round *r =
-        sound ? tly_posts_round(l, p->key, p->round, ranks, n->joins - !!(p->flags & TLY_POST_LATE)) : NULL;
-    if (!sound || (r && (r->posts[rank].call || !p->call))) {
-        char sentence[100];
-        snprintf(sentence, sizeof sentence, "rank %u has posted %s", tly_local_number(l, rank),
-                 sound ? "an operation twice, or none" : "a malformed operation");
-        l->calls->broken(l->user, EPROTO, sentence);
-        return false;
-    }
+    if (bytes > TLY_EAGER || (ranks && (~ranks >> rank & 1 || ranks & ~l->all.bits)))
+        return posts_in_blame(l, rank, "a malformed operation");
     uint64_t next = *at + tly_posts_length(ranks, bytes), behind = next - tly_posts_bytes_behind(bytes);
+    if (ranks && ~ranks >> l->me & 1) {
+        *at = next;
+        atomic_store_explicit(&n->read, next, memory_order_relaxed);
+        return true;
+    }
+    struct tly_local_round *r =
+        tly_posts_round(l, p->key, p->round, ranks, n->joins - !!(p->flags & TLY_POST_LATE));
+    if (r && (r->posts[rank].call || !p->call))
+        return posts_in_blame(l, rank, "an operation twice, or none");
     if (!r || !posts_in_keep_payload(l, r, rank, p, behind, (uint32_t)bytes)) {
         l->calls->broken(l->user, ENOMEM, "out of memory");
         return false;
@@ -163,9 +175,6 @@ static bool posts_in_read_ring(struct tly_local *l, uint32_t rank)
             at += tly_posts_length(ranks, 0);
             atomic_store_explicit(&n->read, at, memory_order_relaxed);
             tly_posts_settle(l, tly_posts_find(l, p.key, p.round, ranks), rank, p.flags & TLY_POST_SERVICE);
-        } else if (ranks && !(ranks >> l->me & 1)) {
-            at += tly_posts_length(ranks, p.flags & TLY_POST_EAGER ? p.bytes : 0);
-            atomic_store_explicit(&n->read, at, memory_order_relaxed);
         } else if (!posts_in_take_call(l, rank, &p, ranks, &at)) {
             return false;
         }
