@@ -3,6 +3,7 @@
  * Where it sits in the flow: between submission and queue.  Each operation's room says how it is cut (cut of struct tly_call),
  * the same on all ranks.  Here is what several of them need: the parts of a whole tensor, a roll call, and pieces between two
  * ranks. */
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,6 +114,7 @@ uint32_t tly_parts_choose(struct tally_op *op, uint64_t bytes, int pieces)
 
 uint32_t tly_parts_count(uint64_t bytes, uint32_t part)
 {
+    assert(part > 0);
     return (uint32_t)((bytes + part - 1) / part);
 }
 
