@@ -16,8 +16,8 @@ SYNCHRONIZE = {"synchronize", "_tally_hear_frozen", "_tally_compared", "wait", "
                "settle", "runs", "choose_all", "_tally_reduced"}
 
 
-def break_off(optimizer, names=SYNCHRONIZE):
-    """Call synchronize() until it ends.  It is broken off at its first line, the next time at its second one, and so on, in the
+def break_off(optimizer, names=SYNCHRONIZE, errors=()):
+    """Call synchronize() until it ends, or raises one of these errors.  It is broken off at its first line, the next time at its second one, and so on, in the
     functions of these names.  Returns how often."""
     def of_optimizer(frame, event, _):
         path = frame.f_code.co_filename
@@ -39,6 +39,8 @@ def break_off(optimizer, names=SYNCHRONIZE):
             return number - 1
         except BrokenOff:
             pass
+        except errors:
+            return number - 1
         finally:
             sys.settrace(None)
 
@@ -77,3 +79,43 @@ def test_a_step_is_broken_off(three, kind):
     assert min(broken[1][1]) > 20, broken[1][1]
     for values, _ in broken:
         assert all(reference.same(p, q) == 0 for p, q in zip(values, plain[0][0]))
+
+
+def refused(kind):
+    """The gradients of steps behind one in which rank 1 has frozen a parameter that the others have not."""
+    import torch
+    import tally
+    t = hvd()
+    model = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(4))
+    options = {"sparse": t.SparseChunks(0.5, 0, 16)} if kind == "chunks" else {"lazy": 64 * (kind == "ranges")}
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **options)
+
+    def backward(value):
+        optimizer.zero_grad()
+        sum(layer(torch.full((1, 4), float(value))).sum() for layer in model).backward()
+
+    for _ in range(4):
+        backward(1)
+        optimizer.step()
+    odd, errors, found = model[1].weight, [], []
+    odd.requires_grad_(t.rank() != 1)
+    backward(1)
+    if t.rank() == 1:
+        errors.append(break_off(optimizer, errors=(tally.Error,)) > 5)
+    else:
+        with pytest.raises(tally.Error, match="frozen"):
+            optimizer.synchronize()
+    odd.requires_grad_(True)
+    for value in (10, 20, 30):
+        backward(value)
+        optimizer.synchronize()
+        found.append([p.grad.unique().tolist() for p in model.parameters()])
+    return errors, found
+
+
+@pytest.mark.parametrize("kind", ("plain", "ranges"))
+def test_a_step_with_unlike_frozen_parameters_is_broken_off(three, kind):
+    """The other ranks hear once that a rank does not reduce a parameter, and their next sums are those of one step."""
+    told = three(refused, kind)
+    assert told[1][0] == [True]
+    assert all(found == [[[value]] * 4 for value in (10, 20, 30)] for _, found in told), told

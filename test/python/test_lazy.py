@@ -570,7 +570,7 @@ def late_rank():
         step()
     one = optimizer._tally_layout.ranges[2]
     if t.rank() == 1:
-        one.refuse(one.slots[0], "no time")
+        one.refuse(optimizer, one.slots[0], "no time")
         return said(lambda: None), one.held()
     from tally.torch.calls import reduce
     whole = one._places.whole(one.slots[0].p)

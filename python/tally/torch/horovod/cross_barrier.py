@@ -30,8 +30,9 @@ class _Frozen:
 
     def wait(self):
         if self.handle is not None:
-            self._failure = self._barrier.optimizer()._tally_compared(self.handle)
-            self.handle = None
+            optimizer = self._barrier.optimizer()
+            self._failure = optimizer._tally_compared(self.handle)
+            self.handle, optimizer._tally_refused = None, {}  # that step's; the next one has not begun
         if self._failure is not None:
             raise self._failure
 
@@ -131,7 +132,7 @@ class CrossBarrier(Deferring, _Distributed):
         self._tally_compare_frozen()
         for slot in self._tally_update:
             if slot.p.requires_grad:
-                self._tally_units[slot.number].refuse(slot, error)
+                self._tally_units[slot.number].refuse(self, slot, error)
         self._tally_hear_frozen()
         self._tally_expect_all()
         self._tally_forget_step()
@@ -169,8 +170,7 @@ class CrossBarrier(Deferring, _Distributed):
             reductions.insert(0, Reduction(None, there))
         frozen, self._tally_frozen = self._tally_frozen, None
         first = None if frozen is None else _Frozen(self._tally_barrier, frozen[0])
-        self._tally_handles.clear()
-        self._tally_sent.clear()
+        self._tally_handles, self._tally_sent = {}, {}
         self._tally_expect_all()
         self._tally_synchronized, self._tally_deferred = False, True
         self._tally_barrier.defer(self, reductions, first)

@@ -24,7 +24,7 @@ import weakref
 
 import torch
 
-from ... import _calls, _errors, _job, _where
+from ... import _errors, _job, _where
 from ..._calls import GRADIENT, Call
 from ..._lib import ALLGATHER, PUSH_PULL
 from ..calls import reduce
@@ -97,10 +97,10 @@ class Alone:
         """Submit a gradient that has not started by the end of backward."""
         optimizer._tally_submit(slot)
 
-    def refuse(self, slot, reason):
-        """Tell the other ranks why this one does not submit a gradient."""
+    def refuse(self, optimizer, slot, reason):
+        """Tell the other ranks, once a step, why this one does not submit a gradient."""
         kind, end = (PUSH_PULL, "") if slot.empty is None else (ALLGATHER, ".rows")
-        _calls.refuse(kind, slot.call.but(name=slot.call.name + end), reason)
+        optimizer._tally_refuse([slot], kind, slot.call.but(name=slot.call.name + end), reason)
 
 
 ALONE = Alone()
@@ -132,7 +132,6 @@ class Range:
     def expect(self):
         """A step begins."""
         self._left = len(self.slots)  # gradients that backward has not made
-        self._refused = False
 
     def is_frozen(self):
         """Whether a parameter needs no gradient here now."""
@@ -166,7 +165,8 @@ class Range:
         priority, whole = max(one.priority for one in live), places.whole(slot.p)
         if self.call.priority != priority:
             self.call = self.call.but(priority=priority)
-        handle = reduce(self.call.but(finish=_put_back(pairs)) if pairs else self.call, whole, whole)
+        call = self.call.but(finish=_put_back(pairs)) if pairs else self.call
+        handle = optimizer._tally_hand_over(self.slots, reduce, call, whole, whole)
         for one in live:
             optimizer._tally_began(one, handle)
             if one not in changed:
@@ -186,15 +186,13 @@ class Range:
         if now != before:
             error = TypeError("the gradient of %s is %s now, and was %s when the ranks laid out their gradients: make the "
                               "DistributedOptimizer once more, or give it lazy=0" % (slot.name, now, before))
-            self.refuse(slot, error)
+            self.refuse(optimizer, slot, error)
             raise error
         return self._places.place(p)
 
-    def refuse(self, slot, reason):
+    def refuse(self, optimizer, slot, reason):
         """Tell the other ranks, once a step, why this one does not submit the range."""
-        if not self._refused:
-            _calls.refuse(PUSH_PULL, self.call, reason)
-        self._refused = True
+        optimizer._tally_refuse(self.slots, PUSH_PULL, self.call, reason)
 
 
 def _put_back(pairs):

@@ -146,6 +146,7 @@ class _Distributed(Shared):
         self._tally_order = Order(len(self._tally_slots), self._tally_observes())
         self._tally_handles = {}                                        # slot -> its reduction; None: not submitted yet
         self._tally_sent = {}                                           # slot -> its gradient after backward, its version
+        self._tally_refused = {}                                        # slot -> why the other ranks hear that it does not start in this step
         self._tally_hooks = []
         self._tally_synchronized = False
         self._tally_unscaled = False                                    # a GradScaler has, behind the reduction
@@ -268,12 +269,17 @@ class _Distributed(Shared):
             self._tally_agree()
 
     def load_state_dict(self, state_dict):
-        """Like the optimizer's own.  Behind a backward, all ranks call it: that step's reductions end first, and are forgotten."""
+        """Like the optimizer's own.  Behind a backward, which every rank must have run, all ranks call it: that step's reductions
+        end first, and are forgotten."""
+        self._tally_begin_over()
+        super().load_state_dict(state_dict)
+
+    def _tally_begin_over(self):
+        """End the step of a backward, and forget it, because a state is about to be loaded."""
         self._tally_abandon()
         self._tally_synchronized = self._tally_unscaled = False
         self._tally_should_synchronize = True
-        self.set_backward_passes_per_step(self.backward_passes_per_step)
-        super().load_state_dict(state_dict)
+        self._tally_expect_all()
 
     def set_backward_passes_per_step(self, passes):
         """Set the number of backward passes that add to a gradient before it is reduced."""
@@ -383,7 +389,7 @@ class _Distributed(Shared):
                     torch.empty(gradient.sparse_dim(), 0, dtype=torch.int64, device="cpu"),
                     gradient.detach()._values().new_empty(0, *gradient.shape[gradient.sparse_dim():]), gradient.shape,
                     device=gradient.device, check_invariants=False)
-            return SparseReduction(call.but(prescale=1.0, postscale=1.0), gradient)
+            return self._tally_hand_over([slot], SparseReduction, call.but(prescale=1.0, postscale=1.0), gradient)
         sent, ctx = self._tally_compression.compress(gradient)
         if sent is not gradient:
             decompress = self._tally_compression.decompress
@@ -393,7 +399,23 @@ class _Distributed(Shared):
                     gradient.copy_(decompress(result, ctx))
 
             call = call.but(finish=finish)
-        return reduce(call, sent, sent)
+        return self._tally_hand_over([slot], reduce, call, sent, sent)
+
+    def _tally_hand_over(self, slots, submit, *arguments):
+        """submit(*arguments), which tells the other ranks if it raises."""
+        try:
+            return submit(*arguments)
+        except Exception as error:
+            if not _where.is_handlers(error):
+                self._tally_refused.update(dict.fromkeys(slots, error))
+            raise
+
+    def _tally_refuse(self, slots, kind, call, reason):
+        """Tell the other ranks, once in a step, why this one does not submit the call of these gradients.  A refusal counts as
+        this rank's call, so a second one would count as that of the next step."""
+        if not any(slot in self._tally_refused for slot in slots):
+            _calls.refuse(kind, call, reason)
+            self._tally_refused.update(dict.fromkeys(slots, reason))
 
     def _tally_begin_anew(self):
         """Forget the reductions of a backward without a step: all ranks have joined, and that backward has ended."""
@@ -425,7 +447,8 @@ class _Distributed(Shared):
 
     def _tally_forget_step(self):
         """No reductions are left."""
-        self._tally_handles, self._tally_sent, self._tally_frozen = {}, {}, None  # at once, for signal handlers
+        # At once, for signal handlers.
+        self._tally_handles, self._tally_sent, self._tally_refused, self._tally_frozen = {}, {}, {}, None
 
     def _tally_drop(self):
         """Wait for the reductions of a backward that no step follows, and forget them."""
@@ -435,8 +458,7 @@ class _Distributed(Shared):
             except Exception as error:
                 if _where.is_handlers(error):
                     raise
-        self._tally_handles.clear()
-        self._tally_sent.clear()
+        self._tally_handles, self._tally_sent, self._tally_refused = {}, {}, {}
 
     def synchronize(self):
         """Wait until all gradients are reduced.  Gradients that this pass has not reached count as zeros.
@@ -499,10 +521,12 @@ class _Distributed(Shared):
         return self._tally_start_all([slot for slot in self._tally_update if slot not in self._tally_late])
 
     def _tally_start_all(self, slots):
-        """Start what has not started.  Returns the first failure, or None."""
+        """Start what has not started, unless the other ranks have heard that it does not.  Returns the first failure, or None."""
         failure = None
         for slot in slots:
-            if self._tally_handles.get(slot) is None and slot.p.requires_grad:
+            if slot in self._tally_refused:
+                failure = failure or self._tally_refused[slot]
+            elif self._tally_handles.get(slot) is None and slot.p.requires_grad:
                 try:
                     self._tally_units[slot.number].start(self, slot)
                 except (TypeError, ValueError, NotImplementedError, _errors.Error) as error:
@@ -537,7 +561,7 @@ class _Distributed(Shared):
         for slot in self._tally_update:
             if self._tally_handles.get(slot) is None and not slot.p.requires_grad:
                 error = _errors.disagreement("%r" % slot.name, {_job.rank(): "frozen (requires_grad is False)"})
-                self._tally_units[slot.number].refuse(slot, error)
+                self._tally_units[slot.number].refuse(self, slot, error)
                 failure = failure or error
         return failure
 

@@ -15,7 +15,6 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import re
-import weakref
 
 import torch
 
@@ -88,7 +87,7 @@ class ChunkedGradients:
     slots: all of the layout.  history: this rank's, whose gradients are the parameters' `grad`."""
 
     def __init__(self, optimizer, slots, history):
-        self._optimizer, self.slots, self.history = weakref.ref(optimizer), slots, history
+        self.slots, self.history = slots, history
         chunks, self._at = history.chunks, {}  # slot -> (its place, the place's address, its shape)
         self._owners = [[] for _ in chunks.chosen]  # chunk -> slots whose gradients are in it
         for slot in slots:
@@ -127,10 +126,11 @@ class ChunkedGradients:
             self._take(optimizer, one)
         self._end(optimizer)
 
-    def refuse(self, slot, reason):
-        """Tell the other ranks why this one does not submit the rest of the step."""
-        optimizer, exchange = self._optimizer(), self._exchange
-        if exchange.reason is None:
+    def refuse(self, optimizer, slot, reason):
+        """Tell the other ranks, once a step, why this one does not submit the rest of the step."""
+        exchange = self._exchange
+        if exchange.reason is None and slot not in optimizer._tally_refused:
+            optimizer._tally_refused.update(dict.fromkeys(self.slots, reason))
             exchange.reason = reason
             for call, _, _ in self._cut():
                 _calls.refuse(PUSH_PULLV, call, reason)
@@ -177,7 +177,7 @@ class ChunkedGradients:
         if p.requires_grad:
             changed = optimizer._tally_is_changed(slot)
             optimizer._tally_fill(slot)
-            self._check(slot, place)
+            self._check(optimizer, slot, place)
             self.history.add(slot.name, p.grad)
             p.grad = place
             if not changed:  # else what is there stays, and tells
@@ -196,7 +196,7 @@ class ChunkedGradients:
                 self._exchange.operations.append(
                     _operations.push_pullv(call, gradients.data_ptr(), gradients.data_ptr(), ranges, FLOAT32, gradients))
 
-    def _check(self, slot, place):
+    def _check(self, optimizer, slot, place):
         """Refuse a gradient that cannot lie in its place, or whose parameter's pieces cannot be updated."""
         gradient, error = slot.p.grad, None
         if (gradient.shape != place.shape or gradient.dtype != place.dtype or gradient.layout is not torch.strided
@@ -207,7 +207,7 @@ class ChunkedGradients:
             error = TypeError("parameter %s is not contiguous any more, and sparse= updates pieces of it: give it "
                               "memory_format=torch.contiguous_format" % slot.name)
         if error is not None:
-            self.refuse(slot, error)
+            self.refuse(optimizer, slot, error)
             raise error
 
     def _cut(self):
@@ -309,7 +309,7 @@ class SparseOptimizer(_Distributed):
         if gradient.is_sparse:
             error = TypeError("the gradient of %s is a sparse tensor, which sparse=SparseChunks() cannot cut into chunks: "
                               "sparse_as_dense=True makes it dense" % slot.name)
-            ALONE.refuse(slot, error)
+            ALONE.refuse(self, slot, error)
             raise error
         self.history.add_dense(slot.name, gradient)
         return super()._tally_start(slot, gradient)
