@@ -90,6 +90,65 @@ def test_a_state_is_loaded_behind_unlike_frozen_parameters(three, unlike):
     same_on_all(three(frozen, unlike))
 
 
+def refused():
+    """Rank 1's backward makes a gradient that cannot be reduced, and all load a state behind it."""
+    import torch
+    t = hvd()
+    model = torch.nn.Linear(4, 4, bias=False)
+    if t.rank() == 1:  # before the optimizer's own hook
+        odd = model.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad.to_sparse()))
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(),
+                                       sparse=t.SparseChunks(0.5, 0, 64))
+    state, found = copy.deepcopy(optimizer.state_dict()), []
+
+    def backward(value):
+        optimizer.zero_grad()
+        model(torch.full((1, 4), float(value))).sum().backward()
+
+    if t.rank() == 1:
+        with pytest.raises(TypeError, match="sparse tensor"):
+            backward(1)
+        odd.remove()
+    else:
+        backward(1)
+    optimizer.load_state_dict(state)
+    for value in (10, 20, 30):
+        backward(value)
+        optimizer.synchronize()
+        found.append(model.weight.grad.unique().tolist())
+    return found
+
+
+def test_a_state_is_loaded_behind_a_refused_gradient(three):
+    """The other ranks hear of it once, and their next sums are those of one step."""
+    assert three(refused) == [[[10], [20], [30]]] * 3
+
+
+def broadcast(options, before):
+    """The parameters' bits behind a broadcast of the state that comes between a backward and its step."""
+    t = hvd()
+    model, optimizer, backward = branched(options)
+    for step in range(8):
+        optimizer.zero_grad()
+        if step == before:
+            backward(t.rank() % 2)
+            t.broadcast_optimizer_state(optimizer, 1)
+            assert not optimizer._tally_handles
+            optimizer.zero_grad()
+        backward((step + t.rank()) % 2)
+        optimizer.step()
+    if options.get("cross_barrier"):
+        optimizer.synchronize()
+    return bits(model.parameters())
+
+
+@pytest.mark.parametrize("options", ({"lazy": 0}, {"lazy": 1024}, {"lazy": 0, "cross_barrier": True}), ids=str)
+@pytest.mark.parametrize("before", (1, 2, 6))
+def test_a_state_is_broadcast_behind_unlike_branches(three, options, before):
+    """The root ends that step, too."""
+    same_on_all(three(broadcast, options, before))
+
+
 def passes():
     """A rank has begun to add up the passes of a step, and another one has not, when they load a state."""
     t = hvd()
@@ -136,6 +195,42 @@ def test_elastic_behind_unlike_branches():
     job = jobs.Ranks(3, 1)
     try:
         same_on_all(job(restored))
+    finally:
+        job.close()
+
+
+def one_sided():
+    """elastic.run() where rank 1 fails behind a backward, while the others wait for it elsewhere."""
+    import torch
+    from tally import Error
+    t = hvd()
+    model, optimizer, backward = branched({"lazy": 0})
+    state, failures = t.elastic.TorchState(model=model, optimizer=optimizer, step=0), []
+
+    @t.elastic.run
+    def train(state):
+        while state.step < 4:
+            optimizer.zero_grad()
+            if state.step == 2 and not failures:
+                failures.append(None)
+                if t.rank() != 1:
+                    t.allreduce(torch.ones(1), name="elsewhere")
+                backward(0)
+                raise Error("a rank is gone", errno.ECONNRESET)
+            backward((state.step + t.rank()) % 2)
+            optimizer.step()
+            state.step += 1
+            state.commit()
+
+    train(state)
+    return bits(model.parameters())
+
+
+def test_elastic_behind_a_backward_of_one_rank():
+    """That rank leaves the job first: the others' calls fail, in place of waiting for it while it waits for them."""
+    job = jobs.Ranks(3, 1)
+    try:
+        same_on_all(job(one_sided))
     finally:
         job.close()
 

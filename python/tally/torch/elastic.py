@@ -8,8 +8,8 @@
             ...
             state.commit()
 
-Flow: an operation fails because a rank is gone -> run() goes back to the last commit, leaves the job, and joins it again
-when the launcher has restarted all ranks -> the rank with most commits gives its state to all -> the function is called
+Flow: an operation fails because a rank is gone -> run() leaves the job, goes back to the last commit, and joins the job
+again when the launcher has restarted all ranks -> the rank with most commits gives its state to all -> the function is called
 again.
 
 SPDX-License-Identifier: Apache-2.0
@@ -167,7 +167,7 @@ def run(function):
                 if error.errno == errno.EINVAL:
                     raise  # the ranks disagree, or one refuses: coming back would not help
                 gates.drain(quietly=True)
+                _job.shutdown()  # first: a state that is loaded in a job ends a step with the other ranks
                 state.restore()
-                _job.shutdown()
                 again = True
     return wrapper

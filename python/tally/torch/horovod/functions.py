@@ -128,6 +128,7 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
     A fresh optimizer gets the root's state, whatever it consists of.  If the root's optimizer is fresh, all are.
     optimizer: any torch optimizer or DistributedOptimizer over the same parameters on all ranks, in the same order.  With sparse=
         each rank keeps the gradients that it has not sent; if the root has none, all ranks drop them.
+        Behind a backward, that step's reductions end first, and are forgotten on all ranks, as by load_state_dict().
     model: accepted as in Horovod; not needed, because no step is made to create the state.
     """
     root = _job.rank() == root_rank
@@ -142,6 +143,8 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
         tensors.append(torch.empty(slot.shape, dtype=slot.dtype, device="cpu"))
         return tensors[-1]
 
+    # Ranks other than the root load a state.  The step of a backward that none has ended needs the root, too.
+    getattr(optimizer, "_tally_begin_over", lambda: None)()
     own = getattr(optimizer, "_tally_state_for_all", optimizer.state_dict)() if root else None
     state = broadcast_object(_replace(own, torch.Tensor, take), root_rank, process_set=process_set)
     if not root:
