@@ -33,9 +33,12 @@ static int broadcast_cut(tally_comm *c, struct tally_op *op)
     return err;
 }
 
+/* A smaller one is there before a team has met (docs/why/comm.md). */
+enum { BROADCAST_TEAM_BYTES = 64 << 10 };
+
 static bool broadcast_teams(const struct tally_op *op)
 {
-    return op->bytes >= TLY_TEAM_BYTES;
+    return op->bytes >= BROADCAST_TEAM_BYTES;
 }
 
 static void broadcast_takes(const struct tly_local_view *v, struct tly_local_take take[])
