@@ -34,7 +34,7 @@
     X(TALLY_TIMEOUT, SECS, timeout, 1800, 0, 1e9, 0, "time after which a waiting operation fails the job; 0: never") \
     X(TALLY_ABORT, INT, abort, 1, 0, 1, 0, "1: an exception that ends a Python program, or a thread of it that has called Tally, ends the job, and all ranks hear it; 0: tally_comm_abort() does nothing") \
     X(TALLY_LATE_WARNING, SECS, late_warning, 60, 0.1, 1e9, 0, "time until the first warning about a late rank; repeated at each doubling") \
-    X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "size of the largest part of a tensor; default what the network cards send in 0.5 ms on average, weighted by their traffic, 32K to 512K; up to 512K in a long tensor that is in no list") \
+    X(TALLY_PART_BYTES, SIZE, part_bytes, 0, 4096, 67108864, 1, "size of the largest part of a tensor; default what the network cards send in 0.5 ms on average, weighted by their traffic, 32K to 512K; up to 512K in a long tensor that is in no list of several") \
     X(TALLY_FRAGMENT_BYTES, SIZE, fragment_bytes, 0, 4096, 262144, 0, "bytes of a part that must have come from all ranks before they are summed and sent on; default half a part, 64K to 128K") \
     X(TALLY_CREDIT_BYTES, SIZE, credit_bytes, 0, 0, 1ull << 40, 0, "limit of bytes that are sent and not yet accepted, in all; 0: 2 parts for each active service; for all-reduces 3 where no machine with ranks sums, and at least 12 short ones; any other value keeps parts short") \
     X(TALLY_WINDOW_PARTS, INT, window_parts, 0, 0, 1000000, 1, "short parts that a rank may have unanswered at a service; 0: enough for twice the credit, or the service's share of 512 parts up to 32 MB, if memory lasts; any other value keeps parts short") \

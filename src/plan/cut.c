@@ -34,7 +34,7 @@ static uint64_t plan_within(uint64_t least, uint64_t bytes, uint64_t most)
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, const struct tly_cutting *c)
 {
     uint64_t bytes = s->before + s->bytes + s->behind, each = bytes / (uint64_t)c->active;
-    uint64_t credit = bytes / 32 > 32 * c->unit ? bytes / 32 : 32 * c->unit;
+    uint64_t credit = bytes / 32 > 16 * c->unit ? bytes / 32 : 16 * c->unit;
     uint64_t least = plan_within(0, 2 * plan_least_part(c->unit), c->unit);
     uint64_t shortest = plan_within(least, each / TLY_FEW / BLOCK * BLOCK, c->unit);
     uint64_t longest = plan_within(0, each / c->fewest, credit / tly_plan_ahead(c->active, c->far));

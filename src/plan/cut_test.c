@@ -49,7 +49,7 @@ static void test_longest_parts(void **state)
                     assert_true(longest <= c.most && longest % 64 == 0);
                     assert_true(longest <= unit || lost <= 0.0105);
                     uint64_t most = bytes / (unsigned)active / c.fewest, credit = bytes / 32;
-                    credit = credit > 32 * unit ? credit : 32 * unit;
+                    credit = credit > 16 * unit ? credit : 16 * unit;
                     assert_true(longest <= unit || tly_plan_ahead(active, i & 1) * longest <= credit);
                     assert_true(longest == c.most || longest + 64 > most ||
                                 tly_plan_ahead(active, i & 1) * (longest + 64) > credit);

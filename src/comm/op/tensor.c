@@ -119,7 +119,8 @@ static int tensor_deal_plan(tally_comm *c, const struct tly_list_plan *plan, str
     struct tly_cut elsewhere = {0};
     struct placed whole = {0};
     int err = 0;
-    dealt.cutting.most = dealt.cutting.unit; /* its tensors overtake each other, with long parts too late */
+    if (plan->count > 1) /* its tensors overtake each other, with long parts too late */
+        dealt.cutting.most = dealt.cutting.unit;
     for (size_t i = 0; i < plan->count; i++)
         s.behind += plan->item[i].bytes;
     /* Not tensor_credit(): of that a rank may have its own, and all ranks must deal alike. */
