@@ -17,9 +17,9 @@
 #include "wire/pack.h"
 
 /* How much one rank may have the service remember: numbers of groups on one connection; and, for as long as the job lives,
- * lists that no other rank told first, and the ranks in them.  A mesh of many dimensions has a few lists a rank, each with another
- * of carriers. */
-enum { MOST_GROUPS = 1 << 16, MOST_LISTS = 1 << 13, MOST_NAMED = 1 << 20 };
+ * lists that no other rank told first, and the ranks in them.  A rank may tell 8,192 groups of its own, and for each of them a
+ * list of carriers. */
+enum { MOST_GROUPS = 1 << 16, MOST_LISTS = 1 << 14, MOST_NAMED = 1 << 20 };
 
 bool tly_members_have(const struct tly_members *m, uint32_t rank)
 {

@@ -111,10 +111,6 @@ static int group_number(struct tly_groups *groups, const struct tly_rank_list *l
     return 0;
 }
 
-/* So many lists of carriers the ranks' groups may have: a service remembers a bounded number of each rank.  Ranks that make the same
- * groups agree on which have teams. */
-enum { MOST_CARRIED = 4096 };
-
 /* Make the group's carriers, and number the lists that this rank is in.  -ENOMEM. */
 static int group_make_carriers(tally_comm *c, struct tally_group *g)
 {
@@ -124,12 +120,6 @@ static int group_make_carriers(tally_comm *c, struct tally_group *g)
     if (!k)
         return err;
     struct tly_groups *groups = tly_names_groups(&c->names);
-    g->teamless = groups->carried + (uint32_t)k->lists > MOST_CARRIED;
-    if (g->teamless) {
-        tly_carriers_destroy(k);
-        return 0;
-    }
-    groups->carried += (uint32_t)k->lists;
     g->carriers = k;
     for (unsigned i = 0; i < (unsigned)k->lists && !err; i++) {
         const struct tly_rank_list list = {tly_carriers_list(k, i), k->machines};
@@ -149,7 +139,7 @@ static int group_have_numbers(tally_comm *c, struct tally_group *g)
 {
     struct tly_groups *groups = tly_names_groups(&c->names);
     const struct tly_rank_list list = group_list(g);
-    uint32_t before = groups->list_count, carried = groups->carried;
+    uint32_t before = groups->list_count;
     int err = group_number(groups, &list, &g->number);
     if (!err && !g->number)
         g->carriers = groups->all.carriers;
@@ -157,14 +147,12 @@ static int group_have_numbers(tally_comm *c, struct tally_group *g)
         err = group_make_carriers(c, g);
     if (!err && tly_map_put(&groups->by_id, g->id, g) != 0)
         err = -ENOMEM;
-    if (err) {
+    if (err)
         groups->list_count = before;
-        groups->carried = carried;
-    }
     return err;
 }
 
-/* Without teams the job has one machine, or none where ranks share memory. */
+/* If there are no seats but an engine, the job has one machine. */
 static void group_find_neighbours(const tally_comm *c, struct tally_group *g)
 {
     const struct tly_seats *seats = tly_teams_seats(&c->teams);

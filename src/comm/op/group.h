@@ -23,7 +23,6 @@ struct tally_group {
     uint64_t id;                   /* hash of the name; 0: all ranks */
     uint64_t list;                 /* hash of the list */
     uint32_t number;               /* of the list, on the wire; 0: all ranks in their order */
-    bool teamless;                 /* it could have teams, but there are too many lists of carriers */
     int rank, size;                /* our place in it */
     uint32_t *ranks;               /* owned */
     struct tly_local_group here;   /* its ranks that share memory with us; none: size 0 */
@@ -52,14 +51,7 @@ struct tly_groups {
     struct tly_map by_id;        /* id -> struct tally_group; owned */
     struct tly_rank_list *lists; /* owned array: of each number but 0 */
     uint32_t list_count;
-    uint32_t carried; /* lists of carriers of all groups that have teams */
 };
-
-/* What ranks compare of a group: its list, and whether it has teams. */
-static inline uint64_t tly_group_digest(const struct tally_group *g)
-{
-    return g->list + g->teamless;
-}
 
 static inline struct tally_group *tly_groups_all(struct tly_groups *g)
 {

@@ -62,7 +62,7 @@ static bool spec_is_as_before(const struct tally_op *op)
     uint32_t skip = spec_skipped_dims(op);
     bool same =
         before->hash && !s->note && before->count == spec_compared_count(op) && before->digest == s->digest &&
-        before->list == tly_group_digest(op->group) && before->prescale == s->prescale &&
+        before->list == op->group->list && before->prescale == s->prescale &&
         before->postscale == s->postscale && before->kind == op->kind && before->dtype == op->dtype &&
         before->reduction == op->reduction && before->root == op->root && before->ndim == s->ndim &&
         before->even == op->even;
@@ -79,7 +79,7 @@ static uint64_t spec_compute(const struct tally_op *op)
     struct tly_spec_before compared = {
         .count = spec_compared_count(op),
         .digest = s->digest,
-        .list = tly_group_digest(op->group),
+        .list = op->group->list,
         .prescale = s->prescale,
         .postscale = s->postscale,
         .kind = op->kind,
@@ -256,8 +256,6 @@ void tly_spec_text(const struct tally_op *op, char *out, size_t len)
         at = spec_append_data(op, out, len, at);
     else if (op->spec.digest && at < len)
         at += (size_t)snprintf(out + at, len - at, " of list %016llx", (unsigned long long)op->spec.digest);
-    if (op->group->teamless && at < len)
-        at += (size_t)snprintf(out + at, len - at, " (of a rank with too many groups for teams)");
     if (op->spec.note && at < len)
         at += (size_t)snprintf(out + at, len - at, " (%.80s)", op->spec.note);
     if (end < len && out[end]) {
