@@ -209,7 +209,7 @@ TALLY_API int tally_comm_report(tally_comm *comm, int timeout_ms, char **json);
  *
  * Nothing is sent.  `name` identifies the group.  Groups that exist at the same time need different names, and all
  * ranks of a group must give the same list under the same name.  If two ranks' lists differ, an operation in which they
- * meet fails on both.  The same name and list again give the same group.
+ * meet fails on both; but if the others share a machine and have operated before, the late rank waits (TALLY_TIMEOUT).  The same name and list again give the same group.
  *   -EINVAL            a rank is out of range, there twice, or the caller's is missing
  *   -EEXIST            the name has another list
  *   -ENOMEM */

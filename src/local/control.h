@@ -50,7 +50,7 @@ struct tly_post {
     int64_t first_dim; /* of a team: how many parts there are; of another reduction: the priority */
     uint32_t round, gen;
     uint16_t
-        work;     /* of the lowest rank, in a team and of a reduction of each: the entry and its generation */
+        work; /* the entry, and its generation: of the first place's rank, in a team and a reduction of each rank */
     uint8_t call; /* its number; 0: there is no post */
     uint8_t flags;
     _Atomic uint32_t
@@ -98,8 +98,8 @@ struct tly_control {
         _Alignas(
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */
     } read[TLY_LOCAL_RANKS];
-    struct tly_work
-        work[TLY_WORKS]; /* rank 0's are used; of a team, and of what goes through windows, all ranks' */
+    struct tly_work work
+        [TLY_WORKS]; /* used: those of a round's first place; of a team, and of what goes through windows, all ranks' */
     _Alignas(64) uint8_t ring[TLY_RING];
 };
 

@@ -29,21 +29,21 @@ struct tly_local_round {
     struct tly_list node; /* ready, while there is work */
     uint64_t id;
     struct tly_local_op *op;       /* ours; NULL: not submitted yet, or ended */
-    struct tly_local_group *group; /* who takes part; once this rank posts it */
+    struct tly_local_group *group; /* the ranks that take part; set once this rank posts it */
     uint64_t ranks;                /* the same, as bits, from the beginning */
     uint32_t size;                 /* how many */
     bool grouped;                  /* a group's */
     uint32_t arrived;
     uint32_t joins; /* how often all ranks had joined before it */
-    uint32_t lead;  /* of the ranks that have posted it the first; once all that will have */
+    uint32_t lead;  /* the first place's rank of those that have posted it; set when it begins */
     bool posted, over, counted;
-    bool asked;                        /* for this rank to stand in */
-    bool unaided;                      /* of a team: nobody stands in for a rank that has joined */
-    const struct tly_way *way;         /* once this rank posts it (way.h) */
-    uint32_t staged, summed, copied;   /* of windows: how far this rank is; the last: with its own result */
-    bool pieces;                       /* of windows: each rank sums its own piece */
-    uint64_t order;                    /* where the lowest rank's post was in its ring */
-    uint64_t moved;                    /* bytes of the result in this rank's memory; once it has begun */
+    bool asked;                      /* for this rank to stand in */
+    bool unaided;                    /* a group's, or a team's: nothing stands for a rank that has joined */
+    const struct tly_way *way;       /* once this rank posts it (way.h) */
+    uint32_t staged, summed, copied; /* of windows: how far this rank is; the last: with its own result */
+    bool pieces;                     /* of windows: each rank sums its own piece */
+    uint64_t order; /* place in rank 0's ring: of its post, or read to when a group without it posted */
+    uint64_t moved; /* bytes of the result in this rank's memory; once it has begun */
     uint32_t chunks, chunk_bytes, gen; /* of a team: its parts */
     struct tly_work *work;
     uint8_t *data; /* owned: payloads, `room` each */

@@ -1,8 +1,8 @@
 /* pooled.c - the way of large reductions whose tensors all lie in the pool, and of a group's, which copies its tensors there.
  *
  * The tensor is cut into chunks.  Whoever is free takes the next one, reads it from all ranks and writes the sum to all ranks
- * that get it, so a rank that computes delays nobody: the others do its share.  The work entry of the lowest rank that has posted counts
- * the chunks that are taken, and those that are done.
+ * that get it, so a rank that computes delays nobody: the others do its share.  The work entry of the
+ * first place whose rank has posted counts the chunks that are taken, and those that are done.
  *
  * All under the engine's lock. */
 #include <string.h>

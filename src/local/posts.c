@@ -87,7 +87,7 @@ static bool posts_is_complete(const struct tly_local *l, const struct tly_local_
     return true;
 }
 
-/* All its ranks have posted the same, and the group's list is of what they compare. */
+/* All its ranks have posted the same.  Their specs contain the group's list. */
 static bool posts_have_agreed(const struct tly_local_round *r)
 {
     bool same = r->arrived == r->size;

@@ -48,7 +48,9 @@ static void posts_out_book(struct tly_local *l, struct tly_local_round *r, struc
     r->group = op->group ? op->group : &l->all;
     op->meeting = r;
     r->posts[l->me] = *p;
-    r->unaided = r->grouped || (op->call && !op->call->spares); /* read in teams alone */
+    r->unaided = r->grouped || (op->call && !op->call->spares);
+    if (~r->ranks & 1) /* rank 0 posts none of it */
+        r->order = atomic_load_explicit(&l->at[0].read, memory_order_relaxed);
     r->way = tly_way_expected(l, r);
 }
 

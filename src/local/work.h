@@ -19,7 +19,7 @@ void tly_work_takes(const struct tly_local *l, const struct tly_local_op *op, co
 /* Fill in the range of the result that the rank with each place gets. */
 void tly_work_ranges(const struct tly_local *l, const struct tly_local_op *op,
                      struct tly_local_range range[]);
-/* How much of the output others write, of the rank with this place.  In a team that is the whole result, or nothing. */
+/* Bytes of that rank's output that others write.  In a team that is the whole result, or nothing. */
 uint64_t tly_work_output_bytes(const struct tly_local *l, const struct tly_local_op *op, uint32_t place);
 
 static inline bool tly_work_is_in(const struct tly_local_range *range, uint64_t at)
@@ -30,7 +30,8 @@ static inline bool tly_work_is_in(const struct tly_local_range *range, uint64_t 
 /* Make the result in this rank's memory of what each rank gives, which lies at in[]. */
 void tly_work_make(const struct tly_local *l, const struct tly_local_op *op, const void *const in[]);
 
-/* Do the others find the data of the rank with this place by its post?  In a team who gives data that are not summed copies them to the others. */
+/* Do the others find the data of the rank with this place by its post?  In a team, a rank whose data are not summed copies
+ * them to the others itself. */
 bool tly_work_gives(const struct tly_local_op *op, uint32_t place);
 
 /* Where the others cannot reach this rank's private memory: have memory in the pool for it instead, with the input in it,
@@ -41,7 +42,7 @@ bool tly_work_stage(struct tly_local *l, struct tly_local_op *op, struct tly_pos
 
 /* Have a work entry for our post.  False: none is free. */
 bool tly_work_take_entry(struct tly_local *l, struct tly_post *own);
-/* The round's work entry is that of the lowest rank that has posted it. */
+/* The round's work entry is that of the first place whose rank has posted it. */
 void tly_work_share(struct tly_local *l, struct tly_local_round *r);
 /* One more chunk, or rank, is done: whoever counts the last one tells the others.  False: not where a rank has failed. */
 bool tly_work_count(struct tly_local *l, const struct tly_local_round *r);

@@ -56,7 +56,7 @@ static const char *frames_bad_push(const struct tly_job *job, const struct tly_s
     if (f->length > job->part_most)
         return "a part larger than agreed";
     if (rule->carried && f->root && (f->root + 1 <= who->count || f->root + 1 > who->carried))
-        return "a sum of more or fewer ranks than its machines have";
+        return "a carried sum of too few or too many ranks";
     const char *why = rule->check ? rule->check(f, who) : NULL;
     if (why)
         return why;

@@ -23,8 +23,7 @@ struct tly_member_tree {
 struct tly_members {
     struct tly_list node; /* in job->lists */
     uint32_t count;
-    uint32_t
-        carried; /* ranks of its machines, of some of which it may push sums; 0: two of its ranks share a machine */
+    uint32_t carried;               /* ranks on its machines; 0: two of its ranks share a machine */
     bool nodes;                     /* each of its machines is a node of the tree over these ranks */
     uint32_t *rank;                 /* owned: in the group's order */
     struct tly_member_tree tree[2]; /* [1] for 16-bit types */

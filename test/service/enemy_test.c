@@ -384,7 +384,7 @@ static void test_false_sums(void **state)
             if (f.group)
                 tell_list(1, 1, cases[i].list, cases[i].count);
             raw_post(1, f, data, sizeof data);
-            thrown_out("a sum of more or fewer ranks than its machines have");
+            thrown_out("a carried sum of too few or too many ranks");
         }
 }
 

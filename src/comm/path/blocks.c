@@ -4,8 +4,8 @@
  * four credits.  So operations that wait for their turn hold no memory, and one that need not wait for other ranks holds little.
  *
  * Where memory is short an operation makes do with what it has, for its blocks come back.  One block is enough: all ranks go
- * through an operation's parts in the same order, and no operation waits for another one's block (test/model/blocks.pml).  So the
- * first block may come from this process's own memory, too.
+ * through an operation's parts in the same order, and no operation waits for another one's block (test/model/blocks.pml).  Once the
+ * pool is full, blocks come from this process's own memory.
  *
  * The free blocks are a stack.  Only one thread at a time takes from it, so its top cannot go and come back in the meantime. */
 #include "comm/path/blocks.h"

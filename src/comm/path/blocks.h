@@ -25,11 +25,11 @@ struct tly_blocks {
 /* `parts` parts of at most `longest` bytes will need a block each.  It takes no memory yet. */
 void tly_blocks_plan(struct tly_blocks *b, uint32_t parts, uint32_t longest, uint64_t credit);
 /* A free block.  NULL and *err 0: there will be one, of which tly_blocks_give() tells.  NULL and *err -ENOMEM, with a sentence:
- * there is no memory even for one. */
+ * there is no memory even for one.  It may populate megabytes of the pool, under the engine's lock. */
 uint8_t *tly_blocks_take(struct tly_blocks *b, struct tly_segment *pool, int *err);
 /* The block is free again.  True: the taker waits for one. */
 bool tly_blocks_give(struct tly_blocks *b, uint8_t *block);
-/* Nobody takes or gives any more. */
+/* Free the memory.  No thread may take or give a block any more. */
 void tly_blocks_finish(struct tly_blocks *b);
 
 #endif

@@ -1,6 +1,6 @@
 /* local.c - operations that go through shared memory: where all their ranks share one machine, they go to src/local/ instead of
- * the services.  Such are those of a group on one machine.  Those of all ranks are if the job has one machine and no tallyd sums
- * with it.
+ * the services.  Such are those of a group on one machine.  Those of all ranks are if the job has one machine.  In a job of one
+ * machine with a tallyd, the ranks share no memory, and groups use services too (tly_engine_open).
  *
  * engine.c has the engine itself and what it calls.  An operation on which ranks disagree, or which one refuses, goes to
  * the service all the same: it tells all ranks what is wrong.  Also the pool: memory that all ranks of the machine see.
