@@ -1,8 +1,8 @@
 /* fetch.c - the way of what is not reduced and does not fit into posts: each rank takes from the others' memory what the
  * operation's table says (src/ops/local.h).
  *
- * The work entry of the rank with the first place counts the ranks that have all they take; until then everyone's memory is lent.  Private
- * memory is read by process_vm_readv.
+ * The work entry of the rank with the first place counts the ranks that have all they take.  Until then all memory is lent.
+ * Private memory is read by process_vm_readv.
  *
  * All under the engine's lock. */
 #include <errno.h>
