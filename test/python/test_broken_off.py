@@ -57,23 +57,24 @@ def train(kind, broken):
     import torch
     t = hvd()
     model, counts = model_of(kind), []
-    options = {"sparse": t.SparseChunks(0.3, 0, 64)} if kind == "chunks" else {"lazy": 4096 * (kind == "ranges")}
+    options = {"sparse": t.SparseChunks(0.3, 12 * (kind == "warm-up"), 64)} if kind in ("chunks", "warm-up") else {"lazy": 4096 * (kind == "ranges")}
     optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), **options)
     draw = torch.Generator().manual_seed(t.rank())
-    for _ in range(10):
+    for step in range(10):
         optimizer.zero_grad()
         model(torch.randint(10, (4,), generator=draw)).square().sum().backward()
         if broken and t.rank() == 1:
             counts.append(break_off(optimizer))
         else:
             optimizer.synchronize()
+        assert kind != "warm-up" or optimizer.history.chunks.step == step + 1  # also of steps that send everything
         with optimizer.skip_synchronize():
             optimizer.step()
-    assert bool(optimizer._tally_layout.ranges) == (kind in ("chunks", "ranges"))
+    assert bool(optimizer._tally_layout.ranges) == (kind in ("chunks", "ranges", "warm-up"))
     return [p.detach().numpy().copy() for p in model.parameters()], counts
 
 
-@pytest.mark.parametrize("kind", ("plain", "embedding", "ranges", "chunks"))
+@pytest.mark.parametrize("kind", ("plain", "embedding", "ranges", "chunks", "warm-up"))
 def test_a_step_is_broken_off(three, kind):
     plain, broken = three(train, kind, False), three(train, kind, True)
     assert min(broken[1][1]) > 20, broken[1][1]

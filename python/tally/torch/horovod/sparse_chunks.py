@@ -160,10 +160,11 @@ class Chunks:
         self.go_on(told)
         return told.finite
 
-    def heard_dense(self):
-        """End a step that has sent everything, without messages."""
+    def heard_dense(self, before=None):
+        """End a step that has sent everything, without messages.  before: `step` in front of it; with it, a second call changes
+        nothing."""
         self.sent = torch.ones_like(self.chosen)
-        self.step = self._after(self.step)
+        self.step = self._after(self.step if before is None else before)
 
     def _after(self, step):
         return min(step + 1, self.options.warm_up)

@@ -274,6 +274,9 @@ def check(sparse, kind, others):
 class SparseOptimizer(_Distributed):
     """The class that DistributedOptimizer(sparse=...) puts before the optimizer's own class."""
 
+    # The end of a dense step: (the step's _tally_handles, Chunks.step before, slots that have their history).
+    _tally_ending = None, 0, ()
+
     def _tally_distribute(self, *arguments):
         for group in self.param_groups:
             self._tally_check_group(group)
@@ -315,15 +318,23 @@ class SparseOptimizer(_Distributed):
         return super()._tally_start(slot, gradient)
 
     def _tally_reduced(self, failure):
+        if self._tally_ending[0] is not self._tally_handles:  # else a signal handler has broken this off in the same step
+            self._tally_ending = self._tally_handles, self.history.chunks.step, set()
+        _, before, added = self._tally_ending
         if self._tally_alone and self.history.kept:  # no hook has added what a job of several ranks had not sent
             for slot in self._tally_update:
-                if slot.p.requires_grad:
+                if slot.p.requires_grad and slot not in added:
                     self._tally_fill(slot)
                     self.history.add_dense(slot.name, slot.p.grad.data)
+                    added.add(slot)
         if not self._tally_layout.ranges and failure is None:
             gradients = [slot.p.grad for slot in self._tally_update if slot.p.grad is not None]
-            self.history.chunks.heard_dense()
+            self.history.chunks.heard_dense(before)
             self.history.settle_dense(not self.history.kept or all(one.isfinite().all() for one in gradients))
+
+    def _tally_forget_step(self):
+        super()._tally_forget_step()
+        self._tally_ending = None, 0, ()  # it keeps gradients
 
     def _tally_drop(self):
         for unit in self._tally_layout.ranges:
