@@ -1,4 +1,4 @@
-"""Steps of a DistributedOptimizer that a signal handler breaks off, at any line: the next call goes on."""
+"""Steps of a DistributedOptimizer that a signal handler breaks off while they wait for gradients: the next call goes on."""
 
 import sys
 

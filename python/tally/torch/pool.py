@@ -70,9 +70,9 @@ class Places:
 
     Autograd cannot write to a place.  So a gradient that backward has made elsewhere is copied to its place, which then is
     the parameter's `grad`, as with DistributedDataParallel's gradient_as_bucket_view.  So until synchronize() has ended, `grad`
-    may become another tensor.  It stays there as long as gradients are set to zero.  If they are set to None, each backward's gradient is copied, while the cache still holds it.  These
-    gradients stay where they are: sparse, not contiguous, on a device, with a graph of their own, or of a parameter whose
-    shape or type has changed.
+    may become another tensor.  A gradient stays in its place as long as code sets gradients to zero.  If code sets them to None,
+    each backward's gradient is copied, while the cache still holds it.  These gradients stay where backward
+    makes them: sparse, not contiguous, on a device, with a graph of their own, or of a parameter whose shape or type has changed.
     """
 
     def __init__(self, units, ordinary=False):

@@ -34,7 +34,7 @@ BLOCKS = 16  # of a list: those of src/comm/op/tensor.c
 
 # The default θ: as many bytes as cross the slowest card while a rank's processor handles this many operations.
 OPERATIONS, OPERATION_S = 20, 48e-6
-# Bytes of a list that the ranks of one machine sum in a second, at least: no card tells.
+# Assumed all-reduce rate within one machine, bytes/s, where no card's rate is known.
 MEMORY_BYTES_PER_S = 1e9
 # It is at most this part of the list, so that a block has several ranges.
 LEAST_RANGES = 64

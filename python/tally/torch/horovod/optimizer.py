@@ -466,7 +466,8 @@ class _Distributed(Shared):
         For code that must see reduced gradients before the step, such as clipping; call step() in skip_synchronize()
         then.
         Raises Error, after all have ended, if a reduction failed, or if a gradient was changed in flight (unless
-        through .data).  If a signal handler breaks it off, the next call goes on.
+        through .data).  If a signal handler breaks it off while it waits for gradients, the next call goes on.  The step in which
+        the ranks lay out small gradients also waits for that.  If it is broken off there, make the optimizer once more on all ranks.
         """
         failure = self._tally_submit_missing()
         frozen_failure = self._tally_hear_frozen()
