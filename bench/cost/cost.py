@@ -150,7 +150,8 @@ def of_each(value, way):
     return way(value) if isinstance(value, (int, float)) else value
 
 
-def row_of(entry, found, cluster, layout, k, name, look, bandwidth):
+def row_of(entry, found, cluster, layout, k, name, look, bandwidth, part):
+    """part: the size of parts that was set, or None: then parts are of several sizes, and none has a figure."""
     operation, total = entry
     b = [bandwidth[h] for h in cluster.hosts]
     gigabytes = found["iterations"] * total / 1e9
@@ -159,7 +160,7 @@ def row_of(entry, found, cluster, layout, k, name, look, bandwidth):
             for key in ("roles", "machine_s", "packets", "calls", "outside_s", "frames", "samples_s") if key in found}
     return {"bench": "cost", "look": look, "system": name, "operation": operation, "bytes": total, "n": cluster.n, "k": k,
             "layout": layout, **found, "fraction": best / found["time_s"],
-            "parts_per_gb": 1e9 / found["part_bytes"] if found["part_bytes"] else None, "per_gb": seen, "rate": cluster.rate}
+            "parts_per_gb": 1e9 / found["part_bytes"] if part and found["part_bytes"] else None, "per_gb": seen, "rate": cluster.rate}
 
 
 # --- what is printed ---------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ def show_samples(row):
 
 
 def show(row):
-    part = f", parts of {row['part_bytes']} bytes" if row["part_bytes"] else ""
+    part = f", parts of {row['part_bytes']} bytes" if row["parts_per_gb"] else ""
     print(f"\n{row['operation']} of {row['bytes']} bytes, {collectives.layout_text(row['layout'])} ranks, k = {row['k']}, "
           f"{row['system']} {row['version']}{part}: {row['time_s']:.4f} s, {row['fraction']:.4f} of the optimum ({row['look']})")
     {"times": show_times, "calls": show_calls, "samples": show_samples}[row["look"]](row)
@@ -324,7 +325,8 @@ def cluster_rows(lab, cluster, layout, arguments, looks, probes):
                 for k in cluster.ks if system.services else [0]:
                     found = observe(lab, cluster, system, k, entries, arguments, look, probes)
                     for entry in entries:
-                        yield row_of(entry, found[entry], cluster, layout, k, name, look, bandwidth)
+                        yield row_of(entry, found[entry], cluster, layout, k, name, look, bandwidth,
+                                     settings.get("TALLY_PART_BYTES"))
 
 
 def main():

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import lab as cluster
 import pytest
@@ -69,13 +70,21 @@ def test_place_of_a_sample():
 
 
 def test_types_of_frames_are_read_from_the_header():
-    types = traced.frame_names(systems.ROOT / "src" / "wire" / "frame.h")
-    assert (types[1], types[8], types[9], types[25]) == ("HELLO", "PUSH", "RESULT", "JOINED")
+    names = traced.frame_names(systems.ROOT / "src" / "wire" / "frame.h")
+    assert (names[1], names[8], names[9], names[25]) == ("HELLO", "PUSH", "RESULT", "JOINED")
 
 
 def test_fit_of_a_cost_by_parts():
     assert cost.fit([(1, 5), (2, 7), (4, 11)]) == pytest.approx((3, 2))
     assert cost.fit([(1, 0), (2, 0)]) == (0, 0)
+
+
+def test_only_parts_of_a_set_size_have_figures():
+    machines = types.SimpleNamespace(hosts=["a", "b"], n=2, rate="1gbit")
+    for part, parts in (("32768", 1e9 / 32768), (None, None)):
+        found = {"time_s": 1.0, "iterations": 1, "ranks": 2, "part_bytes": 32768}
+        row = cost.row_of(("all-reduce", 1 << 20), found, machines, [1, 1], 0, "tally", "times", {"a": 1e8, "b": 1e8}, part)
+        assert row["parts_per_gb"] == parts and (cost.per_part(row, 1.0) is None) == (part is None)
 
 
 @pytest.mark.skipif(cluster.why_not() is not None, reason=str(cluster.why_not()))
