@@ -128,7 +128,8 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
     A fresh optimizer gets the root's state, whatever it consists of.  If the root's optimizer is fresh, all are.
     optimizer: any torch optimizer or DistributedOptimizer over the same parameters on all ranks, in the same order.  With sparse=
         each rank keeps the gradients that it has not sent; if the root has none, all ranks drop them.
-        Behind a backward, that step's reductions end first, and are forgotten on all ranks, as by load_state_dict().
+        Behind a backward, that step's reductions end first, and are forgotten on all ranks, as by load_state_dict().  With
+        cross_barrier=True call step() and synchronize() first: ranks may wait for each other otherwise.
     model: accepted as in Horovod; not needed, because no step is made to create the state.
     """
     root = _job.rank() == root_rank
