@@ -19,7 +19,7 @@ enum { MOST = 256, FREE = 0, TAKEN = -1 };
 /* Our threads.  One for which there is no room counts as the application's. */
 static struct {
     atomic_int id; /* FREE, TAKEN while the clock is written, or the thread's number */
-    clockid_t clock;
+    _Atomic(clockid_t) clock;
 } ours[MOST];
 static atomic_ullong ended_ns; /* processor time of those that have ended */
 
@@ -48,7 +48,9 @@ static size_t thread_register(int id)
     for (size_t i = 0; i < MOST; i++) {
         int expected = FREE;
         if (atomic_compare_exchange_strong(&ours[i].id, &expected, TAKEN)) {
-            pthread_getcpuclockid(pthread_self(), &ours[i].clock);
+            clockid_t clock;
+            pthread_getcpuclockid(pthread_self(), &clock);
+            atomic_store_explicit(&ours[i].clock, clock, memory_order_relaxed);
             atomic_store_explicit(&ours[i].id, id, memory_order_release);
             return i;
         }
@@ -75,7 +77,8 @@ uint64_t tly_thread_cpu(void)
     uint64_t ns = atomic_load_explicit(&ended_ns, memory_order_relaxed);
     for (size_t i = 0; i < MOST; i++)
         if (atomic_load_explicit(&ours[i].id, memory_order_acquire) > 0)
-            ns += thread_read(ours[i].clock); /* 0 if it has just ended */
+            ns += thread_read(
+                atomic_load_explicit(&ours[i].clock, memory_order_relaxed)); /* 0 if it has just ended */
     return ns;
 }
 

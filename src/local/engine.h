@@ -114,7 +114,7 @@ struct tly_local {
     bool no_more;     /* no memory for others */
 };
 
-/* Who takes part in an operation. */
+/* The ranks that take part in an operation. */
 static inline const struct tly_local_group *tly_local_group_of(const struct tly_local *l,
                                                                const struct tly_local_op *op)
 {

@@ -101,7 +101,7 @@ static int disagree(int rank, void *arg)
     for (int n = 0; n < 4 * CALLS; n++) {
         const enum call call = (enum call)(n % CALLS);
         const int odd = n / CALLS, root = n % 4;
-        /* Of a size at which its ranks are no team, too. */
+        /* Also a size at which its ranks are no team. */
         static const size_t others[] = {MOST - 4, 12};
         for (int i = 0; i < 2; i++) {
             CHECK(submit(c, call, "w", x, y, rank == odd ? others[i] : MOST, root, &op) == 0);
