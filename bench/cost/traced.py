@@ -11,6 +11,7 @@ import os
 import pathlib
 import platform
 import re
+import select
 import shutil
 import subprocess
 import time
@@ -88,10 +89,18 @@ class Recorder:
         self.process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def say(self, word):
-        with open(self.control, "w", encoding="ascii") as control:
-            control.write(word + "\n")
-        with open(self.told, encoding="ascii") as told:
-            told.read(4)
+        """Have perf do it, and wait until it has.  RuntimeError if perf has ended or does not answer."""
+        control, told = (os.open(path, os.O_RDWR) for path in (self.control, self.told))  # pipes: this waits for nobody
+        try:
+            os.write(control, word.encode() + b"\n")
+            deadline = time.monotonic() + PATIENCE_S
+            while not select.select([told], [], [], 0.1)[0]:
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"perf does not answer to {word!r}")
+            os.read(told, 64)
+        finally:
+            os.close(control)
+            os.close(told)
 
     def begin(self):
         self.say("enable")
