@@ -98,6 +98,7 @@ class Cells:
                     "seconds": seconds,
                     "median_s": statistics.median(seconds),
                     "cpu_s": sum(sum(rank["cpu_seconds"]) for rank in ranks) / len(seconds),
+                    "machine_cpu_s": systems.machine_cpu_s(ranks) / len(seconds),
                     "cards": [[ranks[first][way] / len(seconds) for way in ("sent", "received")]
                               for first in self.first_ranks],
                     "busy": ranks[0]["busy"] / ranks[0]["ticks"] if ranks[0]["ticks"] else None,
@@ -156,14 +157,14 @@ def measure(lab, cluster, layout, found, entries, arguments):
 
 
 HEADER = (f"{'operation':14} {'bytes':>10} {'k':>3} {'system':8} {'median s':>9} {'optimum s':>9} {'fraction':>8} "
-          f"{'least':>7} {'x gloo':>6} {'cards':>6} {'cpu':>6} {'busy':>5}  version")
+          f"{'least':>7} {'x gloo':>6} {'cards':>6} {'cpu':>6} {'machine':>7} {'busy':>5}  version")
 
 
 def show(row):
     print(f"{row['operation']:14} {row['bytes']:10} {row['k']:3} {row['system']:8} {row['time_s']:9.4f} "
           f"{row['optimum_s']:9.4f} {row['fraction']:8.4f} {row['optimum_s'] / row['least_s']:7.4f} "
-          f"{goodput.figure(row['over_gloo'], 6, 2)} {row['cards']:6.3f} {row['cpu_s_per_gb']:6.2f} {goodput.figure(row['busy'], 5, 2)}  "
-          f"{row['version']}{' ' + row['variant'] if row['variant'] else ''}", flush=True)
+          f"{goodput.figure(row['over_gloo'], 6, 2)} {row['cards']:6.3f} {row['cpu_s_per_gb']:6.2f} "
+          f"{row['machine_cpu_s_per_gb']:7.2f} {goodput.figure(row['busy'], 5, 2)}  {row['version']}{' ' + row['variant'] if row['variant'] else ''}", flush=True)
 
 
 def rows_of(cells, cluster, layout, found, entries, bandwidth, settings):
@@ -196,6 +197,7 @@ def rows_of(cells, cluster, layout, found, entries, bandwidth, settings):
                     "fraction": best / median(runs),
                     "over_gloo": median(gloo) / median(runs) if gloo else None,
                     "cpu_s_per_gb": statistics.median(run["cpu_s"] for run in runs) / total * 1e9,
+                    "machine_cpu_s_per_gb": statistics.median(run["machine_cpu_s"] for run in runs) / total * 1e9,
                     "cards": optimum.seconds(workers, moved) / best,
                     "cards_bytes": moved,
                     "cards_least_bytes": optimum.cards(operation, workers, services, total, layout),

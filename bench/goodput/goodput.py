@@ -103,7 +103,7 @@ def series(name, scale):
 
 HEADER = (
     f"{'work':11} {'bytes':>10} {'k':>3} {'system':10} {'median s':>9} {'optimum s':>9} {'fraction':>8} {'least':>7} "
-    f"{'worst':>6} {'x gloo':>6} {'plan':>6} {'traffic':>7} {'cpu':>6} {'busy':>5}  version"
+    f"{'worst':>6} {'x gloo':>6} {'plan':>6} {'traffic':>7} {'cpu':>6} {'machine':>7} {'busy':>5}  version"
 )
 
 
@@ -116,7 +116,7 @@ def show(row):
         f"{row['work']:11} {row['bytes']:10} {row['k']:3} {row['system']:10} {row['time_s']:9.4f} "
         f"{row['optimum_s']:9.4f} {row['fraction']:8.4f} {row['optimum_s'] / row['least_s']:7.4f} {row['worst']:6.2f} "
         f"{figure(row['over_gloo'], 6, 2)} {row['plan']:6.3f} {row['traffic']:7.4f} {row['cpu_s_per_gb']:6.2f} "
-        f"{figure(row['busy'], 5, 2)}  {row['version']}{' ' + row['variant'] if row['variant'] else ''}",
+        f"{row['machine_cpu_s_per_gb']:7.2f} {figure(row['busy'], 5, 2)}  {row['version']}{' ' + row['variant'] if row['variant'] else ''}",
         flush=True,
     )
     if row["warnings"] and row["system"] not in ("gloo", "openmpi"):  # theirs are in the JSON

@@ -51,6 +51,12 @@ def test_bounds_of_collectives():
     assert optimum.cards("broadcast", [1.0], [], 8, [3]) == [(0, 0)]
 
 
+def test_machine_time_is_that_of_the_rank_that_ended_last():
+    second = os.sysconf("SC_CLK_TCK")
+    root, leaf = {"seconds": [1.0, 1.0], "busy": 1 * second}, {"seconds": [1.5, 1.0], "busy": 2 * second}
+    assert collectives.systems.machine_cpu_s([root, leaf]) == 2
+
+
 def relays_are_enough(allowed, workers, pieces):
     """Can every card send its piece, and receive what it lacks, in these seconds, and relays send the copies besides?"""
     total, room = sum(pieces), 0
@@ -145,6 +151,7 @@ def test_quick_run(tmp_path):
                      "--systems", "tally")
     assert [(row["operation"], row["k"]) for row in rows] == [(o, k) for o in collectives.OPERATIONS for k in (0, 1)]
     assert all(row["wrong"] == 0 and row["fraction"] > 0 and len(row["runs_s"]) == 1 for row in rows)
+    assert sum(row["machine_cpu_s_per_gb"] for row in rows) > 0
 
 
 @needs_lab
