@@ -1,5 +1,5 @@
 """What each thread of an emulated cluster's jobs has used: processor time and switches, by the thread's role; and what the
-whole machine has.  Read from /proc while the ranks wait for it (Observer).  SPDX-License-Identifier: Apache-2.0
+whole machine has.  Read from /proc while the ranks wait for it (Observer), or rest (rest.py).  SPDX-License-Identifier: Apache-2.0
 """
 
 import collections
@@ -70,7 +70,7 @@ class Snapshot:
 
     def __init__(self, processes):
         self.machine = machine()
-        self.threads, self.roles = {}, {}
+        self.threads, self.roles, self.process_of = {}, {}, {}
         for pid, process in processes.items():
             with contextlib.suppress(OSError):
                 for tid in map(int, os.listdir(f"/proc/{pid}/task")):
@@ -78,6 +78,7 @@ class Snapshot:
                         name, numbers = thread(pid, tid)
                         self.threads[tid] = numbers
                         self.roles[tid] = role(process, name, tid == pid)
+                        self.process_of[tid] = pid
         self.packets = packets(processes)
 
 

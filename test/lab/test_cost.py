@@ -110,14 +110,34 @@ def test_quick_run(tmp_path):
             assert not frames or round(pushed) >= 2 * row["bytes"] // row["part_bytes"]  # both ranks push, or ask for, each part
 
 
+@pytest.mark.skipif(cluster.why_not() is not None, reason=str(cluster.why_not()))
+def test_a_job_at_rest_sleeps(tmp_path):
+    """Wake-ups are counted, not timed: a busy machine makes them fewer.  A loop has five ticks a second and a beat from each peer."""
+    if not systems.built("bin/tallyd", "src/tallyd/tallyd") or not (systems.BUILD / "python").exists():
+        pytest.skip(f"Tally is not built in {systems.BUILD}")
+    rows_file = tmp_path / "rows.json"
+    argv = [sys.executable, BENCHMARK / "rest.py", "--quick", "--ways", "plain", "wait", "--json", rows_file]
+    env = {**os.environ, "TALLY_TEST_BUILD": str(systems.BUILD)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    plain, wait = (json.loads(line) for line in rows_file.read_text(encoding="utf-8").splitlines())
+    assert "caller" not in plain["of_roles"], plain
+    assert wait["of_roles"]["caller"]["sleeps"] > 0, wait
+    for row in (plain, wait):
+        assert {"rank's loop", "service's loop", "tallyd: loop"} <= set(row["of_roles"])
+        assert all(used["sleeps"] < 40 for used in row["of_roles"].values()), row
+
+
 def test_bad_arguments():
-    for arguments, word in (
-        (["-n", "1"], "two workers"),
-        (["-n", "4", "--layouts", "4x2"], "exclude each other"),
-        (["--parts", "many"], "'many' is no size"),
-        (["--look", "closely"], "invalid choice"),
-        (["--set", "TALLY_PART_BYTES"], "NAME=VALUE"),
+    for program, arguments, word in (
+        ("cost.py", ["-n", "1"], "two workers"),
+        ("cost.py", ["-n", "4", "--layouts", "4x2"], "exclude each other"),
+        ("cost.py", ["--parts", "many"], "'many' is no size"),
+        ("cost.py", ["--look", "closely"], "invalid choice"),
+        ("cost.py", ["--set", "TALLY_PART_BYTES"], "NAME=VALUE"),
+        ("rest.py", ["-n", "1"], "two ranks"),
+        ("rest.py", ["--ways", "sleep"], "invalid choice"),
     ):
-        argv = [sys.executable, BENCHMARK / "cost.py", *arguments]
+        argv = [sys.executable, BENCHMARK / program, *arguments]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode == 2 and word in done.stderr, done.stderr
