@@ -20,7 +20,7 @@ from ._errors import Error, NotInitializedError, again, explain, failed
 from ._job import after_shutdown, group_ranks, own, unusable
 from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, PUSH_PULLV, REDUCE, REDUCE_SCATTER, SCATTER,
                    Range, blocking, lib)
-from ._waits import SLICE_MS
+from ._waits import SLICE_MS, longer
 
 _orphans = []  # (operation, *what it uses) of handles dropped in flight
 _calling = _leaving.calling
@@ -89,8 +89,9 @@ class Operation:
             status = lib.tally_op_wait(op, 0)
         else:
             deadline = None if timeout is None else time.monotonic() + timeout
+            slice_ms = SLICE_MS
             while True:
-                limit = SLICE_MS
+                limit = slice_ms
                 if deadline is not None:
                     limit = min(limit, max(0, int((deadline - time.monotonic()) * 1000)))
                 status = blocking.tally_op_wait(op, limit)
@@ -101,6 +102,7 @@ class Operation:
                     break
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
+                slice_ms = longer(slice_ms)
         if status == 0 and self._finish is not None:
             self._complete()
             return True

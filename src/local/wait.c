@@ -54,6 +54,7 @@ bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_eve
         atomic_fetch_add(&l->spinning, 1);
         tly_local_set_wanted(l);
         spins = 0;
+        late = tly_drive_is_past(deadline); /* a caller that waits in slices need not spin behind each */
     }
     atomic_fetch_sub(&l->spinning, 1);
     tly_local_set_wanted(l);

@@ -20,6 +20,7 @@ import collections
 import ctypes
 import errno
 import itertools
+import math
 import threading
 import time
 
@@ -507,12 +508,7 @@ class Transfer:
 
     def ends(self, timeout=None):
         """As Operation's."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        limit = _waits.SLICE_MS / 1000  # signals get through
-        while not self._arrived.wait(limit if deadline is None else min(limit, max(0, deadline - time.monotonic()))):
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
-        return True
+        return _waits.await_event(self._arrived, math.inf if timeout is None else timeout)
 
     def wait(self, timeout=None):
         if not self.ends(timeout):
