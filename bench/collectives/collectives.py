@@ -11,8 +11,6 @@ else).  SPDX-License-Identifier: Apache-2.0
 """
 
 import argparse
-import json
-import os
 import pathlib
 import statistics
 import sys
@@ -25,7 +23,7 @@ import optimum  # noqa: E402
 import plot  # noqa: E402
 import stream  # noqa: E402
 import systems  # noqa: E402
-from systems import Lab, LabError, why_not  # noqa: E402
+from systems import LabError, why_not  # noqa: E402
 
 OPERATIONS = ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all", "reduce"]
 MEGA = 1 << 20
@@ -62,23 +60,6 @@ class OpenMpi(systems.OpenMpi):
 
 
 SYSTEMS = {"gloo": Gloo, "openmpi": OpenMpi, "tally": Tally}
-
-
-def available(arguments, given):
-    """{name: System} of those asked for that can run here; says what is left out and why."""
-    found = {}
-    for name in SYSTEMS:
-        if name not in arguments.systems:
-            continue
-        system = SYSTEMS[name](arguments, given)
-        reason = system.lacks()
-        if not reason:
-            found[name] = system
-        elif name == "tally":
-            raise LabError(reason)
-        else:
-            print(f"without {name}: {reason}", file=sys.stderr)
-    return found
 
 
 class Cells:
@@ -256,40 +237,54 @@ def draw(rows, file):
     figure.savefig(file)
 
 
-def parse():
-    parser = argparse.ArgumentParser(description="collectives on an emulated cluster against their optimum")
-    parser.add_argument("-n", type=int, nargs="+", help="worker machines, with a rank each (2 4 8)")
+def parser_for(description, operations, n, k, sizes, iterations):
+    """For this program and bench/cost; the last four are the defaults as --help says them."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("-n", type=int, nargs="+", help=f"worker machines, with a rank each ({n})")
     parser.add_argument("--layouts", type=layout_of, nargs="+", default=[], metavar="LAYOUT",
                         help="worker machines and their ranks, in place of -n: 4x2, or 4+2+2")
-    parser.add_argument("-k", type=int, nargs="+", help="CPU machines (0, n/2, n)")
+    parser.add_argument("-k", type=int, nargs="+", help=f"CPU machines ({k})")
     parser.add_argument("--rate", help="of every card (500mbit)")
     parser.add_argument("--burst", type=goodput.size, default=96 << 10, help="of the cards' token buckets (96K)")
-    parser.add_argument("--bytes", type=goodput.size, nargs="+", help="(1M 8M 32M 128M)")
-    parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS)
+    parser.add_argument("--bytes", type=goodput.size, nargs="+", help=f"({sizes})")
+    parser.add_argument("--operations", nargs="+", choices=operations, default=operations)
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
-    parser.add_argument("--runs", type=int, help="of each system, in turns (5)")
-    parser.add_argument("--iterations", type=int, default=1, help="in a run, of 32 MB and more; of less up to 8 times as many (1)")
+    parser.add_argument("--iterations", type=int, help=f"of 32 MB and more; of less up to 8 times as many ({iterations})")
     parser.add_argument("--warm-up", type=int, default=1)
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of Tally's")
     parser.add_argument("--gloo", metavar="PYTHON", default=sys.executable, help="an interpreter with PyTorch (this)")
-    parser.add_argument("--quick", action="store_true", help="n = 4, k = 0, 200 Mbit/s, 1 and 8 MB, one run")
     parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
-    parser.add_argument("--plot", metavar="FILE", help="draw fractions over sizes (needs matplotlib)")
+    return parser
+
+
+def parsed(parser, n, sizes, iterations):
+    """The arguments, with defaults and checks; the last three are defaults without and with --quick."""
     arguments = parser.parse_args()
     quick = arguments.quick
     if arguments.n and arguments.layouts:
         parser.error("-n and --layouts exclude each other")
-    arguments.ranks_per_machine = 1  # of the systems, until measure() sets each cluster's
-    arguments.layouts = arguments.layouts or [n * [1] for n in arguments.n or ([4] if quick else [2, 4, 8])]
-    arguments.bytes = arguments.bytes or [size * MEGA for size in ([1, 8] if quick else [1, 8, 32, 128])]
+    arguments.ranks_per_machine = 1  # of the systems, until each cluster sets its own
+    arguments.layouts = arguments.layouts or [machines * [1] for machines in arguments.n or n[quick]]
+    arguments.bytes = arguments.bytes or [size * MEGA for size in sizes[quick]]
     arguments.rate = arguments.rate or ("200mbit" if quick else "500mbit")
-    arguments.runs = arguments.runs or (1 if quick else 5)
+    arguments.iterations = iterations[quick] if arguments.iterations is None else arguments.iterations
     if min(map(len, arguments.layouts)) < 2 or min(arguments.k or [0]) < 0:
         parser.error("two workers are the least")
     if arguments.iterations < 1 or arguments.warm_up < 0:
         parser.error("an iteration is the least")
     if any("=" not in word for word in arguments.set):
         parser.error("--set takes NAME=VALUE")
+    return arguments
+
+
+def parse():
+    parser = parser_for("collectives on an emulated cluster against their optimum", OPERATIONS,
+                        "2 4 8", "0, n/2, n", "1M 8M 32M 128M", 1)
+    parser.add_argument("--runs", type=int, help="of each system, in turns (5)")
+    parser.add_argument("--quick", action="store_true", help="n = 4, k = 0, 200 Mbit/s, 1 and 8 MB, one run")
+    parser.add_argument("--plot", metavar="FILE", help="draw fractions over sizes (needs matplotlib)")
+    arguments = parsed(parser, ([2, 4, 8], [4]), ([1, 8, 32, 128], [1, 8]), (1, 1))
+    arguments.runs = arguments.runs or (1 if arguments.quick else 5)
     return arguments
 
 
@@ -300,15 +295,13 @@ def main():
     if arguments.plot and not plot.available():
         sys.exit("collectives: --plot needs matplotlib; without it write --json")
     settings = dict(word.split("=", 1) for word in arguments.set)
-    found, rows = available(arguments, settings), []
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text("", encoding="utf-8")
+    found, rows = systems.available(arguments, settings, SYSTEMS), systems.Rows(arguments.json)
     entries = [(operation, size) for operation in arguments.operations for size in arguments.bytes]
     for layout in arguments.layouts:
         n = len(layout)
         ks = arguments.k or ([0] if arguments.quick else sorted({0, n // 2, n}))
         cluster = goodput.Cluster(n, ks, arguments.rate, [], burst=arguments.burst)
-        with Lab([systems.Host(h) for h in cluster.hosts], cluster.rate, congestion="cubic", burst_bytes=cluster.burst) as lab:
+        with cluster.lab() as lab:
             bandwidth = stream.bandwidths(lab, cluster.hosts, 1 if arguments.quick else 3)
             print(f"\n{cluster}, ranks {layout_text(layout)}; {' '.join(arguments.set) or 'default settings'}\n"
                   f"B = {bandwidth[cluster.hosts[0]] / 1e6:.3f} MB/s from host to host")
@@ -319,12 +312,9 @@ def main():
             show(row)
             if row["warnings"]:
                 print(row["warnings"], file=sys.stderr)
-            if arguments.json:
-                with open(arguments.json, "a", encoding="utf-8") as out:
-                    out.write(json.dumps(row) + os.linesep)
+            rows.add(row)
         for size in arguments.bytes:
             show_step(of_layout, size)
-        rows += of_layout
     if arguments.plot:
         draw(rows, arguments.plot)
     return 1 if any(row["wrong"] for row in rows) else 0

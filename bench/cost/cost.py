@@ -9,8 +9,6 @@ README.md beside this file says what the columns mean.  Needs root (test/lab/lab
 calls.  SPDX-License-Identifier: Apache-2.0
 """
 
-import argparse
-import json
 import pathlib
 import statistics
 import sys
@@ -27,7 +25,7 @@ import stream  # noqa: E402
 import systems  # noqa: E402
 import traced  # noqa: E402
 import usage  # noqa: E402
-from systems import Lab, LabError  # noqa: E402
+from systems import LabError  # noqa: E402
 
 OPERATIONS = ["all-reduce", "all-gather", "reduce-scatter", "broadcast"]
 LOOKS = ["times", "calls", "samples"]
@@ -272,41 +270,13 @@ def part_size(text):
 
 
 def parse():
-    parser = argparse.ArgumentParser(description="where processor time goes in collectives on an emulated cluster")
-    parser.add_argument("-n", type=int, nargs="+", help="worker machines, with a rank each (4)")
-    parser.add_argument("--layouts", type=collectives.layout_of, nargs="+", default=[], metavar="LAYOUT",
-                        help="worker machines and their ranks, in place of -n: 4x2, or 4+2+2")
-    parser.add_argument("-k", type=int, nargs="+", help="CPU machines (0)")
-    parser.add_argument("--rate", help="of every card (500mbit)")
-    parser.add_argument("--burst", type=goodput.size, default=96 << 10, help="of the cards' token buckets (96K)")
-    parser.add_argument("--bytes", type=goodput.size, nargs="+", help="(64M)")
+    parser = collectives.parser_for("where processor time goes in collectives on an emulated cluster", OPERATIONS, "4", "0", "64M", 3)
     parser.add_argument("--parts", type=part_size, nargs="+", default=[None], metavar="BYTES",
                         help="TALLY_PART_BYTES; 'rule' is what Tally chooses (rule)")
-    parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS)
-    parser.add_argument("--systems", nargs="+", choices=list(collectives.SYSTEMS), default=list(collectives.SYSTEMS))
     parser.add_argument("--look", nargs="+", choices=LOOKS, default=LOOKS[:2], help="at times, at system calls, at functions (times calls)")
-    parser.add_argument("--iterations", type=int, help="of 32 MB and more; of less up to 8 times as many (3)")
-    parser.add_argument("--warm-up", type=int, default=1)
-    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of Tally's")
-    parser.add_argument("--gloo", metavar="PYTHON", default=sys.executable, help="an interpreter with PyTorch (this)")
     parser.add_argument("--quick", action="store_true", help="n = 2, 200 Mbit/s, 1 MB, an iteration")
-    parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
-    arguments = parser.parse_args()
-    quick = arguments.quick
-    if arguments.n and arguments.layouts:
-        parser.error("-n and --layouts exclude each other")
-    arguments.ranks_per_machine = 1  # of the systems, until each cluster sets its own
-    arguments.layouts = arguments.layouts or [n * [1] for n in arguments.n or [2 if quick else 4]]
+    arguments = collectives.parsed(parser, ([4], [2]), ([64], [1]), (3, 1))
     arguments.k = arguments.k or [0]
-    arguments.bytes = arguments.bytes or [(1 if quick else 64) << 20]
-    arguments.rate = arguments.rate or ("200mbit" if quick else "500mbit")
-    arguments.iterations = arguments.iterations or (1 if quick else 3)
-    if min(map(len, arguments.layouts)) < 2 or min(arguments.k) < 0:
-        parser.error("two workers are the least")
-    if arguments.iterations < 1 or arguments.warm_up < 0:
-        parser.error("an iteration is the least")
-    if any("=" not in word for word in arguments.set):
-        parser.error("--set takes NAME=VALUE")
     return arguments
 
 
@@ -318,7 +288,7 @@ def cluster_rows(lab, cluster, layout, arguments, looks, probes):
     for look in looks:
         for part in arguments.parts:
             settings = {**given, "TALLY_PART_BYTES": str(part)} if part else given
-            for name, system in collectives.available(arguments, settings).items():
+            for name, system in systems.available(arguments, settings, collectives.SYSTEMS).items():
                 if name != "tally" and part != arguments.parts[0]:
                     continue
                 system.ranks = dict(zip(cluster.hosts, layout))
@@ -337,21 +307,15 @@ def main():
     if traced.why_not() and looks != ["times"]:
         print(f"without system calls and functions: {traced.why_not()}", file=sys.stderr)
         looks = ["times"]
-    rows = []
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text("", encoding="utf-8")
+    rows = systems.Rows(arguments.json)
     binaries = [systems.built("meson/libtally.so", "libtally.so"), systems.built("bin/tallyd", "src/tallyd/tallyd")]
     with traced.Probes(*(pathlib.Path(b).resolve() for b in binaries if b and "calls" in looks)) as probes:
         for layout in arguments.layouts:
             cluster = goodput.Cluster(len(layout), arguments.k, arguments.rate, [], burst=arguments.burst)
-            hosts = [systems.Host(h) for h in cluster.hosts]
-            with Lab(hosts, cluster.rate, congestion="cubic", burst_bytes=cluster.burst) as lab:
+            with cluster.lab() as lab:
                 for row in cluster_rows(lab, cluster, layout, arguments, looks, probes):
                     show(row)
-                    rows.append(row)
-                    if arguments.json:
-                        with open(arguments.json, "a", encoding="utf-8") as out:
-                            out.write(json.dumps(row) + "\n")
+                    rows.add(row)
     show_fits(rows)
     return 1 if any(row["wrong"] for row in rows) else 0
 

@@ -10,7 +10,6 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import argparse
-import json
 import pathlib
 import sys
 import time
@@ -109,14 +108,12 @@ def main():
     if systems.why_not():
         sys.exit(f"rest: {systems.why_not()}")
     workers, services = [f"w{i}" for i in range(arguments.n)], [f"c{i}" for i in range(arguments.k)]
-    rows = []
+    rows = systems.Rows(arguments.json)
     for way in arguments.ways:
         here = services if way != "gloo" else []
         with Lab(workers + here, arguments.rate, congestion="cubic") as lab:
-            rows.append(measure(lab, workers, here, way, arguments))
+            rows.add(measure(lab, workers, here, way, arguments))
         show(rows[-1])
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import goodput  # noqa: E402
 import optimum  # noqa: E402
 import stream  # noqa: E402
 import systems  # noqa: E402
-from systems import Lab, LabError, why_not  # noqa: E402
+from systems import LabError, why_not  # noqa: E402
 
 WAYS, BACKENDS = ["fsdp2", "zero"], ["gloo", "tally"]
 TOLERANCE = 1e-3  # of losses: sums in another order differ in their last bits
@@ -159,8 +159,8 @@ def main():
         sys.exit(f"fsdp: {why_not()}")
     bench = Bench(arguments, dict(word.split("=", 1) for word in arguments.set))
     cluster = goodput.Cluster(arguments.n, arguments.k, arguments.rate, [], burst=arguments.burst)
-    reference, runs, rows = bench.reference(), {}, []
-    with Lab([systems.Host(h) for h in cluster.hosts], cluster.rate, congestion="cubic", burst_bytes=cluster.burst) as lab:
+    reference, runs, rows = bench.reference(), {}, systems.Rows(arguments.json)
+    with cluster.lab() as lab:
         b = stream.bandwidths(lab, cluster.hosts, 1 if arguments.quick else 3)[cluster.hosts[0]]
         print(f"\n{cluster}; {' '.join(arguments.set) or 'default settings'}\nB = {b / 1e6:.3f} MB/s from host to host")
         for turn in range(arguments.runs):
@@ -174,12 +174,10 @@ def main():
         row = bench.row(cluster, way, backend, k, some, reference, b)
         gloo = next((r for r in rows if r["way"] == way and r["system"] == "gloo"), row if backend == "gloo" else None)
         row["over_gloo"] = gloo["time_s"] / row["time_s"] if gloo else None
-        rows.append(row)
+        rows.add(row)
         show(row)
         if row["warnings"] and backend == "tally":
             print(row["warnings"], file=sys.stderr)
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return 0 if all(row["agrees"] for row in rows) else 1
 
 

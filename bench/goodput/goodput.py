@@ -12,8 +12,6 @@ else).  SPDX-License-Identifier: Apache-2.0
 
 import argparse
 import dataclasses
-import json
-import pathlib
 import re
 import sys
 
@@ -55,6 +53,10 @@ class Cluster:
     @property
     def hosts(self):
         return [f"w{i}" for i in range(self.n)] + [f"c{i}" for i in range(max(self.ks))]
+
+    def lab(self):
+        hosts = [systems.Host(host, self.rate_of.get(host)) for host in self.hosts]
+        return Lab(hosts, self.rate, congestion="cubic", burst_bytes=self.burst)
 
     def __str__(self):
         others = "".join(f", {host} {rate}" for host, rate in self.rate_of.items())
@@ -127,15 +129,12 @@ class Table:
     """The rows, printed and written as they come."""
 
     def __init__(self, arguments, settings):
-        self.rows, self.failed = [], False
+        self.rows, self.failed = systems.Rows(arguments.json), False
         self.arguments, self.settings = arguments, settings
-        if arguments.json:
-            pathlib.Path(arguments.json).write_text("", encoding="utf-8")
 
     def cluster(self, cluster, found):
         """All works on one cluster.  `found`: {name: System}."""
-        hosts = [systems.Host(h, cluster.rate_of.get(h)) for h in cluster.hosts]
-        with Lab(hosts, cluster.rate, congestion="cubic", burst_bytes=cluster.burst) as lab:
+        with cluster.lab() as lab:
             bandwidth = stream.bandwidths(lab, cluster.hosts, 1 if self.arguments.quick else 3)
             measured = {lab.rate(h): b for h, b in bandwidth.items()}
             print(f"\n{cluster}; {' '.join(self.arguments.set) or 'default settings'}")
@@ -192,10 +191,7 @@ class Table:
         }
         del row["moved"]
         show(row)
-        self.rows.append(row)
-        if self.arguments.json:
-            with open(self.arguments.json, "a", encoding="utf-8") as out:
-                out.write(json.dumps(row) + "\n")
+        self.rows.add(row)
         return row
 
 

@@ -50,6 +50,22 @@ def machine_cpu_s(ranks):
     return max(ranks, key=lambda rank: sum(rank["seconds"]))["busy"] / os.sysconf("SC_CLK_TCK")
 
 
+class Rows(list):
+    """The rows of a benchmark.  add() also writes them into a file (None: into none), one JSON object a line, as they come."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+        if path:
+            pathlib.Path(path).write_text("", encoding="utf-8")
+
+    def add(self, row):
+        self.append(row)
+        if self.path:
+            with open(self.path, "a", encoding="utf-8") as out:
+                out.write(json.dumps(row) + "\n")
+
+
 class System:
     """One of those compared.  Class attributes: `services`, it uses CPU machines; `services_needed`, it has no way
     without; `settings`, Tally's settings that make it, None for other systems; `variants`, ways to start it of which
@@ -243,12 +259,12 @@ SYSTEMS = {"gloo": Gloo, "openmpi": OpenMpi, "server": Server, "all-reduce": All
 DEFAULT = ["gloo", "openmpi", "server", "tally"]
 
 
-def available(arguments, given):
-    """{name: System} of those asked for that can run here; says what is left out and why."""
+def available(arguments, given, known=None):
+    """{name: System} of those asked for that can run here; says what is left out and why.  known: as SYSTEMS."""
     found = {}
-    for name in SYSTEMS:
+    for name, kind in (known or SYSTEMS).items():
         if name in arguments.systems:
-            system = SYSTEMS[name](arguments, given)
+            system = kind(arguments, given)
             reason = system.lacks()
             if not reason:
                 found[name] = system

@@ -11,7 +11,6 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import argparse
-import json
 import pathlib
 import sys
 
@@ -125,9 +124,7 @@ def show(row):
 
 class Bench:
     def __init__(self, arguments):
-        self.arguments, self.failed = arguments, False
-        if arguments.json:
-            pathlib.Path(arguments.json).write_text("", encoding="utf-8")
+        self.arguments, self.rows, self.failed = arguments, systems.Rows(arguments.json), False
 
     def job(self, lab, n, k, cells, b):
         a = self.arguments
@@ -146,10 +143,8 @@ class Bench:
                     row["over_tensor"] = rows["tensor"]["step_s"] / row["step_s"]
                 row["warnings"] = warnings
                 self.failed |= row["wrong"] > 0 or not row["agree"]
+                self.rows.add(row)
                 show(row)
-                if a.json:
-                    with open(a.json, "a", encoding="utf-8") as out:
-                        out.write(json.dumps(row) + "\n")
 
     def all(self):
         a = self.arguments

@@ -213,9 +213,7 @@ def row_of(cell, system, k, said, b, arguments):
 
 class Bench:
     def __init__(self, arguments):
-        self.arguments, self.rows, self.failed = arguments, [], False
-        if arguments.json:
-            pathlib.Path(arguments.json).write_text("", encoding="utf-8")
+        self.arguments, self.rows, self.failed = arguments, systems.Rows(arguments.json), False
 
     def job(self, lab, k, group, cells, b):
         a = self.arguments
@@ -238,11 +236,8 @@ class Bench:
                             (row["model"], row["equivalent_gbit"])), row if system == "ddp" else None)
                 row["over_ddp"] = ddp["step_s"] / row["step_s"] if ddp else None
                 self.failed |= row["wrong"] > 0 or not row["agree"]
-                self.rows.append(row)
+                self.rows.add(row)
                 show(row)
-                if a.json:
-                    with open(a.json, "a", encoding="utf-8") as out:
-                        out.write(json.dumps(row) + "\n")
 
     def all(self):
         a = self.arguments

@@ -80,9 +80,7 @@ class Bench:
 
     def __init__(self, arguments):
         self.arguments = arguments
-        self.rows, self.failed = [], False
-        if arguments.json:
-            pathlib.Path(arguments.json).write_text("", encoding="utf-8")
+        self.rows, self.failed = systems.Rows(arguments.json), False
 
     def task(self, way, model, ranks):
         a = self.arguments
@@ -175,11 +173,8 @@ class Bench:
                 row["warnings"] = warnings
                 self.failed |= not row["agrees"]
                 gloo = row if way == "gloo" else gloo
-                self.rows.append(row)
+                self.rows.add(row)
                 show(row)
-                if self.arguments.json:
-                    with open(self.arguments.json, "a", encoding="utf-8") as out:
-                        out.write(json.dumps(row) + "\n")
 
     def row(self, cluster, k, way, model, b, said, reference, gloo):
         def slowest(what):
