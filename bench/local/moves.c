@@ -12,8 +12,9 @@
  * In a loop each process that gets data copies them from the others, in blocks.  Of a reduction it adds each block to what it
  * has, while the cache has it.
  *
- * Each rank writes its input before each call, then all meet at a barrier: a sample is one call of the slowest rank.  Rank 0
- * prints a JSON object for each size, operation and way. */
+ * Each rank writes its input before each call, then all meet at a barrier.  A sample is the time from when the first rank
+ * begins until the last has its result: where ranks outnumber cores, a turn that a rank waits for counts.  Rank 0 prints a JSON
+ * object for each size, operation and way. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -37,7 +38,7 @@ static const char *const operation_names[OPERATIONS] = {"all-gather", "broadcast
                                                         "reduce"};
 
 struct series {
-    double *samples; /* of the slowest rank, in seconds */
+    double *samples; /* from the first rank's begin to the last one's end, in seconds */
     int count;
     long wrong; /* elements, of all ranks */
 };
@@ -201,18 +202,22 @@ static int64_t count_wrong(enum way way, enum operation what, size_t count)
     return wrong;
 }
 
-static double one(enum way way, enum operation what, size_t bytes)
+struct span {
+    double begin, end; /* of one call, by the clock that all processes of a machine share */
+};
+
+static struct span one(enum way way, enum operation what, size_t bytes)
 {
     fill(in[way], bytes / sizeof(float) / (what == ALL_GATHER ? (size_t)size : 1));
     barrier();
-    double begin = now();
+    struct span mine = {.begin = now()};
     if (way == KERNEL || way == COPY)
         move(way, what, bytes);
     else
         call(way, what, bytes);
-    double seconds = now() - begin;
+    mine.end = now();
     barrier();
-    return seconds;
+    return mine;
 }
 
 static void try_one(enum way way, enum operation what, size_t bytes, struct series *s)
@@ -226,7 +231,7 @@ static void try_one(enum way way, enum operation what, size_t bytes, struct seri
 
 static void measure(enum way way, enum operation what, size_t bytes, double seconds, struct series *s)
 {
-    static double mine[MOST_SAMPLES];
+    static double first[MOST_SAMPLES], last[MOST_SAMPLES];
     try_one(way, what, bytes, s);
     double begin = now();
     for (int i = 0; i < LEAST_SAMPLES; i++)
@@ -235,11 +240,15 @@ static void measure(enum way way, enum operation what, size_t bytes, double seco
     push_pull("agree", &samples, 1, TALLY_INT64, TALLY_MAX);
     samples = samples < LEAST_SAMPLES ? LEAST_SAMPLES : samples;
     samples = samples > MOST_SAMPLES - s->count ? MOST_SAMPLES - s->count : samples;
+    for (int64_t i = 0; i < samples; i++) {
+        struct span mine = one(way, what, bytes);
+        first[i] = mine.begin;
+        last[i] = mine.end;
+    }
+    push_pull("first", first, (size_t)samples, TALLY_FLOAT64, TALLY_MIN);
+    push_pull("last", last, (size_t)samples, TALLY_FLOAT64, TALLY_MAX);
     for (int64_t i = 0; i < samples; i++)
-        mine[i] = one(way, what, bytes);
-    push_pull("slowest", mine, (size_t)samples, TALLY_FLOAT64, TALLY_MAX);
-    memcpy(s->samples + s->count, mine, (size_t)samples * sizeof *mine);
-    s->count += (int)samples;
+        s->samples[s->count++] = last[i] - first[i];
 }
 
 static int ascending(const void *a, const void *b)
