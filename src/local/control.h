@@ -60,7 +60,7 @@ _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
 
 /* Who does which chunk of a large operation.  Generation in the upper half, a number below.  In a team each rank has one
  * for each of its operations: `next` is not 0 once its buffers are not lent any more, `done` counts results in them.  What
- * goes through windows: staging.c. */
+ * goes through windows: window.h. */
 struct tly_work {
     _Alignas(64) _Atomic uint64_t next; /* the next chunk to be taken */
     _Atomic uint64_t done;   /* chunks (or ranks) that are done; release, pairs with acquire in work.c */
@@ -93,7 +93,7 @@ struct tly_control {
     _Alignas(64) _Atomic uint32_t
         doubts; /* the lowest rank's is used: how often a rank was about to take back a post */
     _Alignas(64) _Atomic uint64_t elected; /* the lowest rank's is used: the round for which each rank keeps a
-                                              window, 0: none.  (staging.c) */
+                                              window, 0: none.  (window.h) */
     _Alignas(64) struct {
         _Alignas(
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */

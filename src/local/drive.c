@@ -41,7 +41,7 @@ static bool drive_has_step(struct tly_local *l)
         const struct tly_local_round *r = tly_list_entry(n, struct tly_local_round, node);
         if (r->way->is_finished(r) || r->way->can_step(l, r, &turn))
             return true;
-        turn.in_order += r->way->in_order;
+        turn.windowed += r->slots != 0;
     }
     return false;
 }
@@ -57,7 +57,7 @@ static bool drive_step(struct tly_local *l, const struct tly_errand *e)
             if (r->op->call->reduces) /* what waits to land keeps nothing back */
                 turn.before += atomic_load_explicit(&r->op->waiting, memory_order_relaxed);
             if ((e->light && r->moved > e->light) || !r->way->step(l, r, &turn)) {
-                turn.in_order += r->way->in_order;
+                turn.windowed += r->slots != 0;
                 continue;
             }
             done = r->way->is_finished(r);

@@ -40,7 +40,8 @@ struct tly_local_round {
     bool asked;                      /* for this rank to stand in */
     bool unaided;                    /* a group's, or a team's: nothing stands for a rank that has joined */
     const struct tly_way *way;       /* once this rank posts it (way.h) */
-    uint32_t staged, summed, copied; /* of windows: how far this rank is; the last: with its own result */
+    uint32_t slots;                  /* blocks of a window; 0: nothing goes through windows (window.h) */
+    uint32_t staged, summed, copied; /* in blocks: how far this rank is; the last: with its own result */
     bool pieces;                     /* of windows: each rank sums its own piece */
     uint64_t order; /* place in rank 0's ring: of its post, or read to when a group without it posted */
     uint64_t moved; /* bytes of the result in this rank's memory; once it has begun */

@@ -17,6 +17,7 @@
 #include "local/drive.h"
 #include "local/posts.h"
 #include "local/process.h"
+#include "local/window.h"
 #include "local/work.h"
 #include "topo/topo.h"
 
@@ -238,7 +239,7 @@ void tly_local_unref(struct tly_local *l)
         free(r->data);
         free(r);
     }
-    tly_staging_close(l);
+    tly_windows_close(l);
     tly_segment_unref(l->segment);
     pthread_mutex_destroy(&l->lock);
     pthread_mutex_destroy(&l->inbox_lock);

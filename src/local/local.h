@@ -16,6 +16,7 @@
  *   segment.c    the memory, and the pool for tensors
  *   wake.c       whom a change is to wake, and sleeping
  *   work.c       what the ways have in common
+ *   window.c     windows, through which private memory goes
  *   eager.c      a way (way.h): of small operations
  *   fetch.c      a way: each rank takes what it needs
  *   pooled.c     a way: reductions in the pool

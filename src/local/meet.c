@@ -24,6 +24,7 @@
 #include "base/error.h"
 #include "base/fork.h"
 #include "local/engine.h"
+#include "local/window.h"
 #include "local/work.h"
 #include "wire/hello.h"
 
@@ -368,7 +369,7 @@ int tly_local_meet(struct tly_local *l)
         l->scratch = aligned_alloc(TLY_PAGE, (size_t)l->count * TLY_BLOCK);
         if (!l->scratch)
             meet_cannot(&m, "out of memory");
-        else if (tly_staging_open(l) != 0)
+        else if (tly_windows_open(l) != 0)
             meet_cannot(&m, "%s", tly_error());
     }
     if (door < 0 || bind(door, (struct sockaddr *)&a, len) < 0 || listen(door, TLY_LOCAL_RANKS) < 0)

@@ -185,10 +185,11 @@ void tly_posts_finish(struct tly_local *l, struct tly_local_round *r)
 
 /* --- a round begins ----------------------------------------------------------------------------- */
 
-/* The ranks' priorities of an operation may differ. */
+/* The ranks' priorities of an operation may differ.  What goes through windows all ranks take in the order of the lowest one,
+ * where its post says its priority. */
 static int64_t posts_priority(const struct tly_local_round *r)
 {
-    return r->way->in_order ? r->posts[0].first_dim : r->op->priority;
+    return r->slots && r->op->call->reduces ? r->posts[0].first_dim : r->op->priority;
 }
 
 static bool posts_is_before(const struct tly_local_round *a, const struct tly_local_round *b)

@@ -33,12 +33,6 @@ static uint32_t team_token(const struct tly_local_round *r)
     return (uint32_t)(r->id >> 32) | 1;
 }
 
-static struct tly_work *team_work_of(const struct tly_local *l, const struct tly_local_round *r,
-                                     uint32_t rank)
-{
-    return &l->at[rank].control->work[r->posts[rank].work];
-}
-
 static bool team_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
     return r->op->parts != 0;
@@ -75,13 +69,13 @@ static bool team_prepare(struct tly_local *l, struct tly_local_round *r)
     if (!tly_work_take_entry(l, own))
         return false;
     op->sums = tly_work_seen(l, l->me, own->output, own->flags & TLY_POST_POOL_OUT);
-    team_describe(op, team_work_of(l, r, l->me));
+    team_describe(op, tly_work_entry(l, r, l->me));
     return true;
 }
 
 static enum tly_local_begun team_begin(struct tly_local *l, struct tly_local_round *r)
 {
-    r->work = team_work_of(l, r, l->me);
+    r->work = tly_work_entry(l, r, l->me);
     r->gen = r->posts[l->me].gen;
     r->chunks = r->op->parts;
     for (uint32_t i = 0; i < r->group->size; i++) {
@@ -104,7 +98,7 @@ static bool team_enter(struct tly_local *l, const struct tly_local_round *r)
 {
     atomic_store(&l->own->working, team_token(r)); /* pairs with the looks in team_give_up() */
     for (uint32_t i = 0; i < r->group->size; i++)
-        if (atomic_load(&team_work_of(l, r, r->group->rank[i])->next) !=
+        if (atomic_load(&tly_work_entry(l, r, r->group->rank[i])->next) !=
             (uint64_t)tly_local_post(r, i)->gen << 32) {
             team_leave(l);
             return false;
@@ -118,7 +112,7 @@ static bool team_enter(struct tly_local *l, const struct tly_local_round *r)
 
 static bool team_give_up(struct tly_local *l, const struct tly_local_round *r)
 {
-    atomic_store(&team_work_of(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
+    atomic_store(&tly_work_entry(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
     return tly_work_await_others(l, team_token(r));
 }
 
@@ -197,7 +191,7 @@ static void team_count_part(struct tly_local *l, const struct tly_local_round *r
 {
     bool last = false;
     for (uint32_t i = 0; i < r->group->size; i++) {
-        struct tly_work *w = team_work_of(l, r, r->group->rank[i]);
+        struct tly_work *w = tly_work_entry(l, r, r->group->rank[i]);
         /* acq_rel: a rank that sees the last count sees all results. */
         uint64_t v = atomic_fetch_add_explicit(&w->done, 1, memory_order_acq_rel) + 1;
         last |= (uint32_t)v == r->chunks;

@@ -5,7 +5,7 @@
  *   divert    it is given back, for the service           ranks disagree, or one refuses or has no memory for it
  *   eager     each rank makes its result at once          all data came in the posts
  *   team      carriers sum pieces or copy them to others  there are several machines, each with a team
- *   staging   block by block through windows              it reduces, and some rank's tensor is private memory
+ *   staging   block by block through windows (window.h)   it reduces, and some rank's tensor is private memory
  *   pooled    each chunk by whoever is free                it reduces, and all tensors are in the pool
  *   fetch     each rank takes from the others             all else
  *
@@ -29,12 +29,11 @@ enum tly_local_begun {
 /* A look through the ready rounds. */
 struct tly_turn {
     uint64_t before; /* bytes that wait to be sent, of this round and of those before it */
-    int in_order;    /* rounds before it of ways with `in_order` */
+    int windowed;    /* rounds with windows before it */
 };
 
 struct tly_way {
     const char *name;
-    bool in_order; /* all ranks take its rounds in the order of the lowest one */
 
     /* Do it in the thread that submits, which will wait for it, without a round.  NOT: nothing was done.  POSTED: `p` is in
      * our ring, where l->tail was before; the others' posts have not all come, or are of something else.  NULL: it takes a

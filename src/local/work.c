@@ -256,7 +256,7 @@ bool tly_work_take_entry(struct tly_local *l, struct tly_post *own)
 
 void tly_work_share(struct tly_local *l, struct tly_local_round *r)
 {
-    r->work = &l->at[r->lead].control->work[r->posts[r->lead].work];
+    r->work = tly_work_entry(l, r, r->lead);
     r->gen = r->posts[r->lead].gen;
 }
 

@@ -42,6 +42,12 @@ bool tly_work_stage(struct tly_local *l, struct tly_local_op *op, struct tly_pos
 
 /* Have a work entry for our post.  False: none is free. */
 bool tly_work_take_entry(struct tly_local *l, struct tly_post *own);
+/* The one of a rank's post. */
+static inline struct tly_work *tly_work_entry(const struct tly_local *l, const struct tly_local_round *r,
+                                              uint32_t rank)
+{
+    return &l->at[rank].control->work[r->posts[rank].work];
+}
 /* The round's work entry is that of the first place whose rank has posted it. */
 void tly_work_share(struct tly_local *l, struct tly_local_round *r);
 /* One more chunk, or rank, is done: whoever counts the last one tells the others.  False: not where a rank has failed. */
@@ -64,12 +70,6 @@ bool tly_work_is_given_up(const struct tly_local *l, const struct tly_local_grou
 
 /* Cut a large reduction into chunks. */
 void tly_pooled_cut(struct tly_local_round *r);
-
-/* --- staging.c --- */
-
-/* Have memory for the first windows, so that there is no lack of it later.  -ENOMEM: with a sentence. */
-int tly_staging_open(struct tly_local *l);
-void tly_staging_close(struct tly_local *l);
 
 /* --- team.c --- */
 
