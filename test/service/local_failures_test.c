@@ -84,7 +84,9 @@ static int until_failure(int rank, void *arg)
     int err = 0;
     for (int i = 0; !err; i++) {
         float *x = i % 2 ? pool : mine;
-        err = tally_push_pull(c, "w", x, x, i % 3 ? COUNT : 10, TALLY_FLOAT32, TALLY_AVERAGE, NULL, &op);
+        size_t count = i % 3 ? COUNT : 10;
+        err = i % 5 == 4 ? tally_broadcast(c, "b", x, count, TALLY_FLOAT32, i / 5 % 3, NULL, &op)
+                         : tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_AVERAGE, NULL, &op);
         if (!err) {
             err = tally_op_wait(op, -1);
             tally_op_free(op);
@@ -420,7 +422,7 @@ static void test_late(void **state)
 
 /* --- a rank that runs wild ------------------------------------------------------------------------ */
 
-enum { OUTSIDE, LONGER, NOT_HERE, NO_ENTRY, GATHERED, WINDOW, WAYS };
+enum { OUTSIDE, LONGER, NOT_HERE, NO_ENTRY, GATHERED, WINDOW, ROOTS_WINDOW, WAYS };
 
 /* The segments that this process has mapped: its own one and the other rank's. */
 static void find_segments(struct tly_control **mine, struct tly_control **other)
@@ -460,7 +462,7 @@ static int run_wild(int rank, void *arg)
     tally_op *op;
     if (rank == 1) {
         size_t count = b->run == NOT_HERE ? 100 : sizeof x / sizeof *x;
-        if (b->run == LONGER)
+        if (b->run == LONGER || b->run == ROOTS_WINDOW)
             CHECK(tally_broadcast(c, "t", x, count, TALLY_FLOAT32, 0, NULL, &op) == 0);
         else if (b->run == GATHERED)
             CHECK(tally_allgather(c, "t", x, 2, TALLY_FLOAT32, NULL, &op) == 0);
@@ -469,7 +471,7 @@ static int run_wild(int rank, void *arg)
         atomic_store(&b->stage, 1);
         int err = tally_op_wait(op, -1);
         CHECK(err == -EPROTO);
-        CHECK_HOLDS(tally_op_error(op), b->run == WINDOW ? "has written nonsense into shared memory"
+        CHECK_HOLDS(tally_op_error(op), b->run >= WINDOW ? "has written nonsense into shared memory"
                                                          : "has posted a malformed operation");
         tally_op_free(op);
         atomic_store(&b->stage, 2);
@@ -493,7 +495,9 @@ static int run_wild(int rank, void *arg)
         p.input = sizeof *mine, p.bytes = 64 << 20;
     if (b->run == GATHERED)
         p.flags = TLY_POST_EAGER, p.bytes = (1ull << 32) + 8;
-    if (b->run == WINDOW) {
+    if (b->run == ROOTS_WINDOW)
+        p.bytes = sizeof x;
+    if (b->run >= WINDOW) {
         atomic_store(&mine->work[p.work].window, 0x7000000000000);
         atomic_store(&mine->work[p.work].next, 1ull << 32 | 1000);
     }
@@ -522,12 +526,24 @@ static struct board *threads_board;
 
 static void *sum_and_receive(void *arg)
 {
+    static const int pair[] = {0, 1};
     static float x[1 << 20];
+    tally_group *g;
     tally_op *op;
     CHECK(tally_push_pull(arg, "t", x, x, 1 << 20, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
-    CHECK(tally_op_wait(op, -1) == 0); /* through windows, which need not the kernel */
-    tally_op_free(op);
+    job_expect(op, 0); /* through windows, which need not the kernel */
     CHECK(tally_broadcast(arg, "t", x, 1 << 20, TALLY_FLOAT32, 1, NULL, &op) == 0);
+    job_expect(op, 0);
+    if (tally_comm_rank(arg) == 2) {
+        job_await(&threads_board->stage, 2);
+        _exit(0);
+    }
+    CHECK(tally_group_create(arg, "pair", pair, 2, &g) == 0);
+    struct tally_options o = job_in(g);
+    CHECK(tally_barrier(arg, "first", &o, &op) ==
+          0); /* by services; then all know that they mean the same list */
+    job_expect(op, 0);
+    CHECK(tally_broadcast(arg, "t", x, 1 << 20, TALLY_FLOAT32, 1, &o, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -EFAULT);
     CHECK_HOLDS(tally_op_error(op), "its main thread has ended");
     atomic_fetch_add(&threads_board->stage, 1);
@@ -540,7 +556,7 @@ static int main_thread_ends(int rank, void *arg)
 {
     tally_comm *c = job_open();
     pthread_t thread;
-    if (rank == 0) {
+    if (rank != 1) {
         job_sleep_ms(300);
         return sum_and_receive(c) != NULL;
     }
@@ -551,7 +567,7 @@ static int main_thread_ends(int rank, void *arg)
 static void test_main_thread_ends(void **state)
 {
     threads_board = new_board();
-    struct job j = {.ranks = 2, .machine = together, .main = main_thread_ends};
+    struct job j = {.ranks = 3, .machine = together, .main = main_thread_ends};
     job_start(&j);
     job_finish(&j);
     job_clear(&j);

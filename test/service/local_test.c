@@ -78,6 +78,8 @@ static int all_kinds(int rank, void *arg)
                               (enum tally_reduction)reduction, &o, &op) == 0);
         job_expect(op, 0);
         uint64_t h = job_hash(out, bytes);
+        if (rank != i % tally_comm_size(c))
+            memset(out, 0, bytes);
         CHECK(tally_broadcast(c, name, out, count, (enum tally_dtype)dtype, i % tally_comm_size(c), NULL,
                               &op) == 0);
         job_expect(op, 0);
@@ -285,13 +287,41 @@ static void test_other_priorities(void **state)
 struct pool_way {
     int ops;     /* under way at once */
     bool rising; /* each is more urgent than all before it; else each rank has its own order */
+    bool mixed;  /* sums, broadcasts and all-gathers in turn */
 };
+
+enum { POOL_EACH = 300000 };
+
+static int begin_in_pool_way(tally_comm *c, const struct pool_way *way, int which, int priority, float *x,
+                             tally_op **op)
+{
+    struct tally_options o = {.size = sizeof o, .priority = priority};
+    char name[16];
+    snprintf(name, sizeof name, "%d", which);
+    if (way->mixed && which % 3 == 1)
+        return tally_broadcast(c, name, x, POOL_EACH, TALLY_FLOAT32, which % c->size, &o, op);
+    if (way->mixed && which % 3 == 2) /* in place */
+        return tally_allgather_into(c, name, x + c->rank * (POOL_EACH / c->size), x,
+                                    (size_t)(POOL_EACH / c->size), TALLY_FLOAT32, &o, op);
+    return tally_push_pull(c, name, x, x, POOL_EACH, TALLY_FLOAT32, TALLY_SUM, &o, op);
+}
+
+/* An element of its result. */
+static float expected_in_pool_way(tally_comm *c, const struct pool_way *way, int which, int k)
+{
+    int size = c->size, pattern = which + k % 7;
+    if (way->mixed && which % 3 == 1)
+        return (float)(which % size + pattern);
+    if (way->mixed && which % 3 == 2)
+        return (float)(k / (POOL_EACH / size) + pattern);
+    return (float)(size * (size - 1) / 2 + size * pattern);
+}
 
 /* Large tensors under way at once, in another order and with other priorities on each rank, and no memory but for the two
  * windows that are there from the start. */
 static int full_pool(int rank, void *arg)
 {
-    enum { MOST = 60, EACH = 300000, TURNS = UNDER_SANITIZER ? 2 : 6 };
+    enum { MOST = 60, EACH = POOL_EACH, TURNS = UNDER_SANITIZER ? 2 : 6 };
     static const struct rlimit little = {96 << 20, 96 << 20};
     static float x[MOST][EACH];
     tally_op *op[MOST];
@@ -309,17 +339,13 @@ static int full_pool(int rank, void *arg)
                 x[i][k] = (float)(rank + i + k % 7);
         for (int i = 0; i < way->ops; i++) {
             int which = way->rising ? i : (i * (rank % 2 ? 5 : 1) + rank + turn) % way->ops;
-            char name[16];
-            snprintf(name, sizeof name, "%d", which);
-            struct tally_options o = {
-                .size = sizeof o, .priority = way->rising ? i : (int)(job_random(&own) % (uint64_t)way->ops)};
-            CHECK(tally_push_pull(c, name, x[which], x[which], EACH, TALLY_FLOAT32, TALLY_SUM, &o,
-                                  &op[which]) == 0);
+            int priority = way->rising ? i : (int)(job_random(&own) % (uint64_t)way->ops);
+            CHECK(begin_in_pool_way(c, way, which, priority, x[which], &op[which]) == 0);
         }
         for (int i = 0; i < way->ops; i++) {
             job_expect(op[i], 0);
             for (int k = 0; k < EACH; k++)
-                CHECK(x[i][k] == (float)(c->size * (c->size - 1) / 2 + c->size * (i + k % 7)));
+                CHECK(x[i][k] == expected_in_pool_way(c, way, i, k));
         }
     }
     CHECK(tally_comm_close(c) == 0);
@@ -329,10 +355,15 @@ static int full_pool(int rank, void *arg)
 static void test_full_pool(void **state)
 {
     static const struct pool_way ways[] = {
-        {6, true}, {6, false}, {60, true}}; /* 60: more than are looked at */
-    for (int i = 0; i < 3; i++) {
+        {6, true},
+        {6, false},
+        {60, true},
+        {12, true, .mixed = true},
+        {12, false, .mixed = true},
+        {60, true, .mixed = true}};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) { /* 60: more than are looked at */
         struct pool_way way = ways[i];
-        struct job j = {.ranks = i < 2 ? 3 : 2,
+        struct job j = {.ranks = way.ops < 60 ? 3 : 2,
                         .machine = together,
                         .main = full_pool,
                         .arg = &way,
