@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import time
 
 import pytest
 
@@ -137,14 +138,69 @@ def broadcast(options, before):
             optimizer.zero_grad()
         backward((step + t.rank()) % 2)
         optimizer.step()
+    if options.get("cross_barrier"):
+        optimizer.synchronize()
     return bits(model.parameters())
 
 
-@pytest.mark.parametrize("options", ({"lazy": 0}, {"lazy": 1024}), ids=str)
+@pytest.mark.parametrize("options", ({"lazy": 0}, {"lazy": 1024}, {"lazy": 0, "cross_barrier": True}), ids=str)
 @pytest.mark.parametrize("before", (1, 2, 6))
 def test_a_state_is_broadcast_behind_unlike_branches(three, options, before):
     """The root ends that step, too."""
     same_on_all(three(broadcast, options, before))
+
+
+def late(before):
+    """A state is broadcast behind a backward, while the last step's updates wait for a rank that is late."""
+    t = hvd()
+    model, optimizer, backward = branched({"lazy": 0, "cross_barrier": True})
+    for step in range(before):
+        optimizer.zero_grad()
+        backward(0)
+        if step == before - 1 and t.rank() == 2:
+            time.sleep(1)  # the others' gradients of branch 1 wait for its step()
+        optimizer.step()
+    optimizer.zero_grad()
+    backward(0)
+    t.broadcast_optimizer_state(optimizer, 1)
+    optimizer.zero_grad()
+    backward(1)
+    optimizer.step()
+    optimizer.synchronize()
+    return bits(model.parameters())
+
+
+def test_a_state_is_broadcast_while_updates_are_due(three):
+    same_on_all(three(late, 2))
+
+
+def failed(root):
+    """A state is broadcast behind an update that fails on rank 0."""
+    from tally import Error
+    t = hvd()
+    model, optimizer, backward = branched({"lazy": 0, "cross_barrier": True})
+    for step in range(2):
+        optimizer.zero_grad()
+        if t.rank() == 2:
+            time.sleep(0.5)  # the others' updates wait
+        backward(0)
+        gradient = model[0].weight.grad
+        optimizer.step()
+    if t.rank() == 0:
+        gradient.add_(1)
+    if root == 0:
+        with pytest.raises(Error) as caught:
+            t.broadcast_optimizer_state(optimizer, root)
+        return str(caught.value)
+    t.broadcast_optimizer_state(optimizer, root)
+    return [value["momentum_buffer"].tolist() for value in optimizer.state_dict()["state"].values()]
+
+
+def test_a_broadcast_behind_a_failed_update(three):
+    """The root's failure is raised on all ranks; another rank's counts for nothing, because it gets the root's state."""
+    for sentence in three(failed, 0):
+        assert "0.weight was changed while it was reduced" in sentence
+    same_on_all(three(failed, 1))
 
 
 def passes():
@@ -197,12 +253,13 @@ def test_elastic_behind_unlike_branches():
         job.close()
 
 
-def one_sided():
-    """elastic.run() where rank 1 fails behind a backward, while the others wait for it elsewhere."""
+def one_sided(cross_barrier):
+    """elastic.run() where rank 1 fails behind a backward, or behind a step() that puts updates off, while the others wait for
+    it elsewhere."""
     import torch
     from tally import Error
     t = hvd()
-    model, optimizer, backward = branched({"lazy": 0})
+    model, optimizer, backward = branched({"lazy": 0, "cross_barrier": cross_barrier})
     state, failures = t.elastic.TorchState(model=model, optimizer=optimizer, step=0), []
 
     @t.elastic.run
@@ -214,6 +271,8 @@ def one_sided():
                 if t.rank() != 1:
                     t.allreduce(torch.ones(1), name="elsewhere")
                 backward(0)
+                if cross_barrier:
+                    optimizer.step()
                 raise Error("a rank is gone", errno.ECONNRESET)
             backward((state.step + t.rank()) % 2)
             optimizer.step()
@@ -224,11 +283,12 @@ def one_sided():
     return bits(model.parameters())
 
 
-def test_elastic_behind_a_backward_of_one_rank():
+@pytest.mark.parametrize("cross_barrier", (False, True))
+def test_elastic_behind_a_backward_of_one_rank(cross_barrier):
     """That rank leaves the job first: the others' calls fail, in place of waiting for it while it waits for them."""
     job = jobs.Ranks(3, 1)
     try:
-        same_on_all(job(one_sided))
+        same_on_all(job(one_sided, cross_barrier))
     finally:
         job.close()
 

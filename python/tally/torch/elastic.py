@@ -166,8 +166,8 @@ def run(function):
             except _errors.Error as error:
                 if error.errno == errno.EINVAL:
                     raise  # the ranks disagree, or one refuses: coming back would not help
-                gates.drain(quietly=True)
                 _job.shutdown()  # first: a state that is loaded in a job ends a step with the other ranks
+                gates.drain(quietly=True)  # of updates that failed; all operations have ended
                 state.restore()
                 again = True
     return wrapper

@@ -35,6 +35,7 @@ import errno
 import functools
 import gc
 import threading
+import time
 import weakref
 from collections.abc import ItemsView, ValuesView
 from contextlib import contextmanager
@@ -125,11 +126,12 @@ def all_owners():
 
 
 def drain(quietly=False, timeout=None):
-    """Make all updates that are due.  quietly: give up those that fail, without a word; with a timeout, in seconds, they
+    """Make all updates that are due.  quietly: give up those that fail, without a word; with a timeout, in seconds for all, they
     stay due, and whoever reads their parameters hears why they fail."""
+    end = None if timeout is None else time.monotonic() + timeout
     for owner in all_owners():
         try:
-            owner.finish(timeout=timeout)
+            owner.finish(timeout=None if end is None else max(0, end - time.monotonic()))
         except Exception as error:
             if not quietly or _where.is_handlers(error):
                 raise

@@ -13,7 +13,7 @@ import weakref
 
 import torch
 
-from ... import _errors, _job
+from ... import _errors, _job, _where
 from ..crossing import gates
 from ..crossing.deferred import Barrier, Deferring, Reduction, let_read
 from .optimizer import _Distributed
@@ -186,6 +186,17 @@ class CrossBarrier(Deferring, _Distributed):
     def _tally_clip(self):
         if self._tally_clip_value is not None:
             torch.nn.utils.clip_grad_value_([p for group in self.param_groups for p in group["params"]], self._tally_clip_value)
+
+    def _tally_begin_over(self):
+        failure = None
+        try:
+            self._tally_barrier.finish()  # its gradients may be on their way, and zeros of the same names would be refused
+        except Exception as error:
+            if _where.is_handlers(error):
+                raise
+            failure = error
+        super()._tally_begin_over()
+        return failure
 
     def _tally_begin_anew(self):
         self._tally_barrier.finish()

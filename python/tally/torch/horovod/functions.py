@@ -128,8 +128,7 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
     A fresh optimizer gets the root's state, whatever it consists of.  If the root's optimizer is fresh, all are.
     optimizer: any torch optimizer or DistributedOptimizer over the same parameters on all ranks, in the same order.  With sparse=
         each rank keeps the gradients that it has not sent; if the root has none, all ranks drop them.
-        Behind a backward, that step's reductions end first, and are forgotten on all ranks, as by load_state_dict().  With
-        cross_barrier=True call step() and synchronize() first: ranks may wait for each other otherwise.
+        Behind a backward, that step's reductions end first, and are forgotten on all ranks, as by load_state_dict().
     model: accepted as in Horovod; not needed, because no step is made to create the state.
     """
     root = _job.rank() == root_rank
@@ -145,8 +144,15 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
         return tensors[-1]
 
     # Ranks other than the root load a state.  The step of a backward that none has ended needs the root, too.
-    getattr(optimizer, "_tally_begin_over", lambda: None)()
-    own = getattr(optimizer, "_tally_state_for_all", optimizer.state_dict)() if root else None
+    failure, own = getattr(optimizer, "_tally_begin_over", lambda: None)(), None
+    if root:
+        try:
+            if failure is not None:
+                raise failure
+            own = getattr(optimizer, "_tally_state_for_all", optimizer.state_dict)()
+        except Exception as reason:
+            _calls.refuse(BROADCAST, _call(None, process_set), "rank %d has no optimizer state: %s" % (root_rank, reason))
+            raise
     state = broadcast_object(_replace(own, torch.Tensor, take), root_rank, process_set=process_set)
     if not root:
         state = _replace(state, _Slot, make)

@@ -275,7 +275,8 @@ class _Distributed(Shared):
         super().load_state_dict(state_dict)
 
     def _tally_begin_over(self):
-        """End the step of a backward, and forget it, because a state is about to be loaded."""
+        """End the step of a backward, and forget it, because a state is about to be loaded.  Returns why the last step's updates
+        have failed, or None."""
         self._tally_abandon()
         self._tally_synchronized = self._tally_unscaled = False
         self._tally_should_synchronize = True
