@@ -6,6 +6,7 @@
 #define TLY_LOCAL_CONTROL_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "local/local.h"
@@ -74,10 +75,19 @@ struct tly_work {
     } what;
 };
 
+/* A rank asks the owner of this segment to copy a block between the owner's private memory and that rank's slot (ferry.c). */
+struct tly_ask {
+    _Alignas(64) uint64_t at; /* where the block begins in the tensor */
+    uint32_t length, gen;
+    uint16_t work; /* the owner's entry for the operation, and its generation */
+    bool writes;   /* into the output; else out of the input */
+    bool done;     /* the answer: it has been copied; written by the owner */
+};
+
 enum { TLY_ABLE = 1, TLY_DIRECT = 2, TLY_UNABLE = 4 }; /* control.state */
 enum { TLY_WAKE_THREAD = 1, TLY_WAKE_WAITERS = 2 };    /* control.wanted, as a futex's bits */
 
-/* Written by its owner, but for the bell, the work entries and the doubts. */
+/* Written by its owner, but for the bell, the work entries, the doubts and what others ask. */
 struct tly_control {
     _Alignas(64) _Atomic uint32_t wanted; /* whom to wake when something has changed; 0: somebody looks */
     _Atomic uint32_t left;    /* 1: submits nothing more; 2: and has given up what had not ended; release */
@@ -94,6 +104,10 @@ struct tly_control {
         doubts; /* the lowest rank's is used: how often a rank was about to take back a post */
     _Alignas(64) _Atomic uint64_t elected; /* the lowest rank's is used: the round for which each rank keeps a
                                               window, 0: none.  (window.h) */
+    _Alignas(
+        64) _Atomic uint64_t asks; /* a bit for each rank that asks: that rank sets it, the owner clears it */
+    uint64_t slots; /* in a team: place of the window with a slot for each rank; written before `state` */
+    struct tly_ask ask[TLY_LOCAL_RANKS];
     _Alignas(64) struct {
         _Alignas(
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */

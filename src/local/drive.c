@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "local/posts.h"
 #include "local/way.h"
+#include "local/work.h"
 #include "ops/local.h"
 
 bool tly_drive_has_news(struct tly_local *l)
@@ -18,7 +19,7 @@ bool tly_drive_has_news(struct tly_local *l)
         if (i != l->me &&
             tly_post_is_there(&l->at[i], atomic_load_explicit(&l->at[i].read, memory_order_relaxed)))
             return true;
-    return atomic_load(&l->pending) > 0;
+    return atomic_load(&l->pending) > 0 || atomic_load(&l->own->asks);
 }
 
 static bool drive_called_off(struct tly_local *l, const struct tly_errand *e)
@@ -75,6 +76,7 @@ bool tly_drive_advance(struct tly_local *l, const struct tly_errand *e)
     do {
         more = tly_posts_send(l);
         more |= tly_posts_read(l);
+        more |= tly_ferry_serve(l);
         if (atomic_load_explicit(&l->failed, memory_order_relaxed))
             return any;
         more |= drive_step(l, e);

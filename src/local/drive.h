@@ -20,7 +20,7 @@ static inline bool tly_drive_is_past(int64_t deadline)
 
 /* --- drive.c --- */
 
-/* Has any rank posted what we have not read, or does something lie in the inbox? */
+/* Has any rank posted what we have not read, or asked for a block, or does something lie in the inbox? */
 bool tly_drive_has_news(struct tly_local *l);
 /* Do what there is, under the engine's lock, until nothing more can be done or the errand is called off.  True: something
  * was done. */

@@ -113,6 +113,13 @@ struct tly_local {
     } window[2];
     uint32_t windows; /* in use, these and others */
     bool no_more;     /* no memory for others */
+    void *slots;      /* owned: in a team, the window of control.slots */
+    struct {
+        uint64_t owners;   /* ranks that were asked to copy this block, as bits; 0: there is none */
+        uint64_t name, at; /* of our post of its round; where it begins */
+        bool writes;
+    } ferry;
+    bool said_full; /* the user has been told that the pool is */
 };
 
 /* The ranks that take part in an operation. */

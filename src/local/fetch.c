@@ -165,8 +165,11 @@ static void fetch_cut(struct tly_local_round *r, bool windowed)
 static bool fetch_prepare(struct tly_local *l, struct tly_local_round *r)
 {
     struct tly_post *own = &r->posts[l->me];
-    if ((r->grouped && !(own->flags & TLY_POST_EAGER) && !tly_work_lend(l, r->op, own, false)) ||
-        !tly_work_take_entry(l, own))
+    if (r->grouped && !(own->flags & TLY_POST_EAGER) && !tly_work_lend(l, r->op, own, false)) {
+        tly_work_say_full(l, TLY_DIVERTED);
+        return false;
+    }
+    if (!tly_work_take_entry(l, own))
         return false;
     if (!fetch_is_windowed(r, r->group->me))
         return true;

@@ -240,6 +240,7 @@ void tly_local_unref(struct tly_local *l)
         free(r);
     }
     tly_windows_close(l);
+    tly_ferry_close(l);
     tly_segment_unref(l->segment);
     pthread_mutex_destroy(&l->lock);
     pthread_mutex_destroy(&l->inbox_lock);

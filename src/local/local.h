@@ -17,6 +17,7 @@
  *   wake.c       whom a change is to wake, and sleeping
  *   work.c       what the ways have in common
  *   window.c     windows, through which private memory goes
+ *   ferry.c      private memory that only its owner reaches
  *   eager.c      a way (way.h): of small operations
  *   fetch.c      a way: each rank takes what it needs
  *   pooled.c     a way: reductions in the pool
@@ -65,6 +66,8 @@ struct tly_local_piece {
     uint64_t place; /* bytes from the beginning of the result */
     const uint8_t *from; /* this rank's own data for the others; NULL: a sum, or another machine's data */
     uint32_t length;
+    uint32_t
+        done; /* bytes of it that have been summed, or copied to the other ranks; owner: the engine's lock */
     bool ahead; /* counted in the operation's `waiting`, until its user calls tly_local_sent() */
 };
 

@@ -369,7 +369,7 @@ int tly_local_meet(struct tly_local *l)
         l->scratch = aligned_alloc(TLY_PAGE, (size_t)l->count * TLY_BLOCK);
         if (!l->scratch)
             meet_cannot(&m, "out of memory");
-        else if (tly_windows_open(l) != 0)
+        else if ((l->config.team ? tly_ferry_open : tly_windows_open)(l) != 0)
             meet_cannot(&m, "%s", tly_error());
     }
     if (door < 0 || bind(door, (struct sockaddr *)&a, len) < 0 || listen(door, TLY_LOCAL_RANKS) < 0)

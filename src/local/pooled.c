@@ -34,7 +34,10 @@ static bool pooled_suits(const struct tly_local *l, const struct tly_local_round
 static bool pooled_prepare(struct tly_local *l, struct tly_local_round *r)
 {
     struct tly_post *own = &r->posts[l->me];
-    return (!r->grouped || tly_work_stage(l, r->op, own, true)) && tly_work_take_entry(l, own);
+    if (!r->grouped || tly_work_stage(l, r->op, own, true))
+        return tly_work_take_entry(l, own);
+    tly_work_say_full(l, TLY_DIVERTED);
+    return false;
 }
 
 void tly_pooled_cut(struct tly_local_round *r)

@@ -16,10 +16,8 @@
  * sets `working`, then looks whether all buffers are still lent (team_enter).  A rank whose operation ends takes its buffers back,
  * then waits until no other rank works on this round (team_give_up). */
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "base/error.h"
 #include "local/way.h"
 #include "local/work.h"
 #include "reduce/reduce.h"
@@ -59,13 +57,8 @@ static bool team_prepare(struct tly_local *l, struct tly_local_round *r)
 {
     struct tly_local_op *op = r->op;
     struct tly_post *own = &r->posts[l->me];
-    if (!tly_work_lend(l, op, own, true)) {
-        char sentence[300];
-        snprintf(sentence, sizeof sentence, "no room to show a tensor to the machine's other ranks: %s",
-                 tly_error());
-        l->calls->broken(l->user, ENOMEM, sentence);
-        return false;
-    }
+    if (!tly_work_lend(l, op, own, true))
+        tly_work_say_full(l, "such tensors are copied block by block, which is slower");
     if (!tly_work_take_entry(l, own))
         return false;
     op->sums = tly_work_seen(l, l->me, own->output, own->flags & TLY_POST_POOL_OUT);
@@ -154,35 +147,66 @@ static bool team_has_place(struct tly_local *l, const struct tly_local_op *op, s
     return piece->sum;
 }
 
-/* The service divides, and applies the second factor. */
-static bool team_sum_piece(struct tly_local *l, const struct tly_local_round *r,
-                           const struct tly_local_piece *piece)
+/* Where this process reads the input of the rank with this place from byte `at` on.  `from`: where its block lies, or NULL if it
+ * has not been asked for one.  NULL: its memory cannot be reached any more. */
+static const uint8_t *team_input_of(struct tly_local *l, const struct tly_local_round *r, uint32_t place,
+                                    const uint8_t *from, uint64_t at, size_t len)
+{
+    const struct tly_post *p = tly_local_post(r, place);
+    uint32_t rank = r->group->rank[place];
+    from = from ? from : tly_work_seen(l, rank, p->input + at, p->flags & TLY_POST_POOL_IN);
+    if (from)
+        return from;
+    uint8_t *copy = l->scratch + (size_t)place * TLY_BLOCK;
+    return tly_work_read(l, rank, p->input + at, copy, len) ? copy : NULL;
+}
+
+/* Sum a block.  The service divides, and applies the second factor. */
+static bool team_sum_block(struct tly_local *l, const struct tly_local_round *r, uint64_t begin,
+                           uint32_t length, uint8_t *sum)
 {
     const struct tly_local_op *op = r->op;
-    uint8_t *sum = team_is_for_all(op) ? op->sums + piece->place : piece->sum;
     struct tly_reduction how = {.dtype = op->dtype,
                                 .op = op->reduction == TALLY_AVERAGE ? TALLY_SUM : op->reduction,
                                 .divisor = 1,
                                 .prescale = op->prescale,
                                 .postscale = 1};
-    uint64_t end = piece->place + piece->length;
-    for (uint64_t at = piece->place; at < end; at += BLOCK) {
-        size_t len = end - at < BLOCK ? end - at : BLOCK;
+    const uint8_t *slot[TLY_LOCAL_RANKS];
+    for (uint32_t i = 0; i < r->group->size; i++)
+        slot[i] = tly_ferry_slot(l, r, r->group->rank[i], false);
+    for (uint32_t at = 0; at < length; at += BLOCK) {
+        size_t len = length - at < BLOCK ? length - at : BLOCK;
         const void *in[TLY_LOCAL_RANKS];
         for (uint32_t i = 0; i < r->group->size; i++) {
-            const struct tly_post *p = tly_local_post(r, i);
-            uint32_t rank = r->group->rank[i];
-            uint8_t *from = tly_work_seen(l, rank, p->input + at, p->flags & TLY_POST_POOL_IN);
-            if (!from) {
-                from = l->scratch + (size_t)i * TLY_BLOCK;
-                if (!tly_work_read(l, rank, p->input + at, from, len))
-                    return false;
-            }
-            in[i] = from;
+            in[i] = team_input_of(l, r, i, slot[i] ? slot[i] + at : NULL, begin + at, len);
+            if (!in[i])
+                return false;
         }
-        tly_reduce(&how, (int)r->group->size, in, sum + (at - piece->place),
-                   len / tly_reduce_element_size(op->dtype));
+        tly_reduce(&how, (int)r->group->size, in, sum + at, len / tly_reduce_element_size(op->dtype));
     }
+    return true;
+}
+
+/* What is left of the piece. */
+static struct tly_ferry_block team_left_of(const struct tly_local_piece *piece, const uint8_t *from)
+{
+    return (struct tly_ferry_block){.at = piece->place + piece->done,
+                                    .length = piece->length - piece->done,
+                                    .from = from ? from + piece->done : NULL};
+}
+
+/* False: not yet, or never.  A part of it may be done. */
+static bool team_sum_piece(struct tly_local *l, const struct tly_local_round *r,
+                           struct tly_local_piece *piece)
+{
+    uint8_t *sum = team_is_for_all(r->op) ? r->op->sums + piece->place : piece->sum;
+    while (piece->done < piece->length) {
+        struct tly_ferry_block b = team_left_of(piece, NULL);
+        if (!tly_ferry_move(l, r, &b) || !team_sum_block(l, r, b.at, b.length, sum + piece->done))
+            return false;
+        piece->done += b.length;
+    }
+    piece->done = 0; /* for its result */
     return !tly_work_is_given_up(l, r->group);
 }
 
@@ -200,13 +224,14 @@ static void team_count_part(struct tly_local *l, const struct tly_local_round *r
         tly_local_tell_group(l, r->group);
 }
 
-static bool team_copy_to_others(struct tly_local *l, const struct tly_local_round *r,
-                                const struct tly_local_piece *piece, const uint8_t *from)
+/* Of the outputs that this rank reaches. */
+static bool team_copy_to_reached(struct tly_local *l, const struct tly_local_round *r,
+                                 const struct tly_local_piece *piece, const uint8_t *from)
 {
     for (uint32_t i = 0; i < r->group->size; i++) {
         uint32_t rank = r->group->rank[i];
         uint8_t *to = team_output_of(l, r, rank, piece->place);
-        if (rank == l->me)
+        if (rank == l->me || (!to && !l->direct))
             continue;
         if (tly_work_is_given_up(l, r->group))
             return false;
@@ -215,13 +240,26 @@ static bool team_copy_to_others(struct tly_local *l, const struct tly_local_roun
         else if (!tly_work_write(l, rank, r->posts[rank].output + piece->place, from, piece->length))
             return false;
     }
-    if (tly_work_is_given_up(l, r->group))
+    return true;
+}
+
+/* False: not yet, or never.  A part of it may be done. */
+static bool team_copy_to_others(struct tly_local *l, const struct tly_local_round *r,
+                                struct tly_local_piece *piece, const uint8_t *from)
+{
+    while (piece->done < piece->length) {
+        struct tly_ferry_block b = team_left_of(piece, from);
+        if (!tly_ferry_move(l, r, &b))
+            return false;
+        piece->done += b.length;
+    }
+    if (!team_copy_to_reached(l, r, piece, from) || tly_work_is_given_up(l, r->group))
         return false;
     team_count_part(l, r);
     return true;
 }
 
-bool tly_team_spread(struct tly_local *l, struct tly_local_round *r, const struct tly_local_piece *piece)
+bool tly_team_spread(struct tly_local *l, struct tly_local_round *r, struct tly_local_piece *piece)
 {
     if (!team_enter(l, r))
         return false; /* this rank will get the verdict, too */
@@ -233,7 +271,7 @@ bool tly_team_spread(struct tly_local *l, struct tly_local_round *r, const struc
 
 /* Copy this rank's own data to the others.  A staged result is copied back as a whole, so it needs them, too. */
 static bool team_give_piece(struct tly_local *l, const struct tly_local_round *r,
-                            const struct tly_local_piece *piece)
+                            struct tly_local_piece *piece)
 {
     if (r->op->borrowed)
         memcpy(r->op->sums + piece->place, piece->from, piece->length);
@@ -242,7 +280,7 @@ static bool team_give_piece(struct tly_local *l, const struct tly_local_round *r
 
 /* Do what must precede the push of the piece, or the request for it. */
 static bool team_prepare_piece(struct tly_local *l, const struct tly_local_round *r,
-                               const struct tly_local_piece *piece)
+                               struct tly_local_piece *piece)
 {
     if (r->op->call->reduces)
         return team_sum_piece(l, r, piece);
@@ -253,9 +291,8 @@ static bool team_step(struct tly_local *l, struct tly_local_round *r, const stru
 {
     struct tly_local_op *op = r->op;
     struct tly_list *landed = op->landed.next, *next = op->pieces.next;
-    if (landed != &op->landed) {
-        if (!tly_team_spread(l, r, tly_list_entry(landed, struct tly_local_piece, node)))
-            return false;
+    if (landed != &op->landed &&
+        tly_team_spread(l, r, tly_list_entry(landed, struct tly_local_piece, node))) {
         tly_list_remove(landed);
         return true;
     }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "local/way.h"
+#include "local/window.h"
 #include "local/work.h"
 #include "ops/call.h"
 #include "tally/tally.h"
@@ -176,6 +177,59 @@ static void test_large_pieces(void **state)
     assert_memory_equal(f.out, f.in, sizeof f.in);
 }
 
+/* The owner copies blocks of its operation, and refuses what is none. */
+static void test_asked_of_the_owner(void **state)
+{
+    enum { BYTES = sizeof f.in, BLOCK = 32 };
+    static const struct {
+        struct tly_ask ask;
+        bool done;
+    } asks[] = {
+        {{.at = 0, .length = BLOCK, .gen = 3}, true},
+        {{.at = BYTES - BLOCK, .length = BLOCK, .gen = 3}, true},
+        {{.at = BLOCK, .length = BLOCK, .gen = 3, .writes = true}, true},
+        {{.at = BYTES - BLOCK + 1, .length = BLOCK, .gen = 3}, false},
+        {{.at = BYTES - BLOCK + 1, .length = BLOCK, .gen = 3, .writes = true}, false},
+        {{.at = UINT64_MAX - 8, .length = BLOCK, .gen = 3}, false},
+        {{.at = 0, .length = TLY_WINDOW + 1, .gen = 3}, false},
+        {{.at = 0, .length = BLOCK, .gen = 2}, false}, /* it has ended */
+        {{.at = 0, .length = BLOCK, .gen = 3, .work = 7}, false},
+    };
+    uint8_t *slots = calloc(1, TLY_WINDOW);
+    assert_non_null(slots);
+    f.l.slots = slots;
+    f.op.bytes = BYTES;
+    f.op.input = f.in;
+    f.op.output = f.out;
+    f.op.meeting = f.round;
+    f.round->posts[0].gen = 3;
+    tly_list_init(&f.l.ops);
+    tly_list_append(&f.l.ops, &f.op.node);
+    assert_false(tly_ferry_serve(&f.l));
+    for (size_t i = 0; i < sizeof asks / sizeof *asks; i++) {
+        const struct tly_ask *ask = &asks[i].ask;
+        memset(f.out, 0, sizeof f.out);
+        memset(slots, 7, BLOCK);
+        f.control.ask[0] = *ask;
+        f.control.asks = 1 | 1ull << 40; /* there is no such rank */
+        assert_true(tly_ferry_serve(&f.l));
+        assert_int_equal(f.control.asks & 1, 0);
+        assert_int_equal(f.control.ask[0].done, asks[i].done);
+        if (asks[i].done && !ask->writes)
+            assert_memory_equal(slots, (uint8_t *)f.in + ask->at, BLOCK);
+        if (asks[i].done && ask->writes)
+            assert_memory_equal((uint8_t *)f.out + ask->at, slots, BLOCK);
+        for (size_t at = 0; at < BYTES && !(asks[i].done && ask->writes); at++)
+            assert_int_equal(((uint8_t *)f.out)[at], 0);
+    }
+    f.op.call = tly_call_reduce_scatter.local; /* no result is another rank's to write */
+    f.control.ask[0] = asks[2].ask;
+    f.control.asks = 1;
+    assert_true(tly_ferry_serve(&f.l));
+    assert_false(f.control.ask[0].done);
+    free(slots);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -185,6 +239,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_blocked, begin, end),
         cmocka_unit_test_setup_teardown(test_asked_for, begin, end),
         cmocka_unit_test_setup_teardown(test_large_pieces, begin, end),
+        cmocka_unit_test_setup_teardown(test_asked_of_the_owner, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

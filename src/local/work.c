@@ -7,6 +7,8 @@
 #include <sys/uio.h>
 
 #include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
 #include "local/process.h"
 #include "local/work.h"
 #include "ops/local.h"
@@ -236,6 +238,14 @@ bool tly_work_stage(struct tly_local *l, struct tly_local_op *op, struct tly_pos
         own->flags |= TLY_POST_POOL_OUT;
     }
     return true;
+}
+
+void tly_work_say_full(struct tly_local *l, const char *instead)
+{
+    if (!l->said_full)
+        tly_warn("comm", "no room to show a tensor to the machine's other ranks: %s; %s", tly_error(),
+                 instead);
+    l->said_full = true;
 }
 
 /* --- the work entry ------------------------------------------------------------------------------ */

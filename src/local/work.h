@@ -40,6 +40,10 @@ bool tly_work_lend(struct tly_local *l, struct tly_local_op *op, struct tly_post
 /* The same wherever the input or output is not in the pool. */
 bool tly_work_stage(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes);
 
+/* Tell the user, once, that there is no room in the pool (tly_error() says why), and what happens instead. */
+#define TLY_DIVERTED "such operations go through the network stack, which is slower"
+void tly_work_say_full(struct tly_local *l, const char *instead);
+
 /* Have a work entry for our post.  False: none is free. */
 bool tly_work_take_entry(struct tly_local *l, struct tly_post *own);
 /* The one of a rank's post. */
@@ -71,9 +75,29 @@ bool tly_work_is_given_up(const struct tly_local *l, const struct tly_local_grou
 /* Cut a large reduction into chunks. */
 void tly_pooled_cut(struct tly_local_round *r);
 
+/* --- ferry.c --- */
+
+/* A block of a team's tensor. */
+struct tly_ferry_block {
+    uint64_t at; /* where it begins */
+    uint32_t length;
+    const uint8_t *from; /* the data that all outputs are to have there; NULL: the inputs are wanted */
+};
+
+/* Have a window for other ranks' blocks.  -ENOMEM: with a sentence. */
+int tly_ferry_open(struct tly_local *l);
+void tly_ferry_close(struct tly_local *l);
+/* Have ranks whose memory we cannot reach copy the block, cut to what a slot holds.  True: all such ranks have, or there is none.
+ * False: not yet, or a rank has ended the operation; ask again when something has changed. */
+bool tly_ferry_move(struct tly_local *l, const struct tly_local_round *r, struct tly_ferry_block *b);
+/* Where that rank's block lies, once tly_ferry_move() is true and until it is called again.  NULL: in memory that we reach. */
+uint8_t *tly_ferry_slot(struct tly_local *l, const struct tly_local_round *r, uint32_t rank, bool writes);
+/* Copy what other ranks ask for.  True: there was something. */
+bool tly_ferry_serve(struct tly_local *l);
+
 /* --- team.c --- */
 
 /* Give a result to the others.  False: not now, or never. */
-bool tly_team_spread(struct tly_local *l, struct tly_local_round *r, const struct tly_local_piece *piece);
+bool tly_team_spread(struct tly_local *l, struct tly_local_round *r, struct tly_local_piece *piece);
 
 #endif

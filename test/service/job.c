@@ -11,10 +11,15 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
+
+#include "comm/comm.h"
+#include "local/engine.h"
+#include "local/segment.h"
 
 #include <cmocka.h>
 
@@ -53,6 +58,22 @@ void job_forbid_reaching(void)
     struct sock_fprog program = {.len = sizeof rules / sizeof *rules, .filter = rules};
     CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
     CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+enum { LITTLE_POOL = 96 << 20 };
+
+void job_limit_pool(void)
+{
+    static const struct rlimit little = {LITTLE_POOL, LITTLE_POOL};
+    CHECK(setrlimit(RLIMIT_FSIZE, &little) == 0);
+}
+
+void job_fill_pool(tally_comm *c)
+{
+    void *at;
+    for (uint64_t bytes = LITTLE_POOL; bytes >= TLY_PAGE;)
+        if (tly_pool_borrow(c->local->segment, bytes, &at) != 0)
+            bytes /= 2;
 }
 
 size_t job_resident(void)

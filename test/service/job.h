@@ -75,6 +75,9 @@ void *job_shared(size_t bytes);
 /* Wait until *value >= target; patience runs out as everywhere. */
 void job_await(atomic_int *value, int target);
 void job_sleep_ms(int ms);
+/* In a rank, before job_open(): its shared memory is small.  Then job_fill_pool() leaves none of it. */
+void job_limit_pool(void);
+void job_fill_pool(tally_comm *c);
 /* In a rank: process_vm_readv() and process_vm_writev() fail, as in many containers. */
 void job_forbid_reaching(void);
 /* Bytes of memory that this process has. */

@@ -20,10 +20,13 @@ static_assert(OPS % ABREAST == 0, "all have a place in board.hash");
 
 enum call { BROADCAST, REDUCE, SCATTER, CALLS, SUM = CALLS, GATHER, ALL_CALLS };
 
+/* Which memory of another rank a rank reaches; with NO_MEMORY most ranks have none left that is shared. */
+enum reach { ALL_MEMORY, ONLY_SHARED, NO_MEMORY };
+
 struct board {
     int run;
     atomic_int shared, partial; /* calls in shared memory alone; of teams of some of their machine's ranks */
-    bool private_only;          /* no rank may reach into another's memory */
+    enum reach reach;
     char layout[JOB_MOST_RANKS + 1];
     uint64_t hash[2][OPS];
 };
@@ -222,9 +225,13 @@ static void make_crowds(tally_comm *c, const char *layout, struct crowd crowd[CR
 static int all_calls(int rank, void *arg)
 {
     struct board *b = arg;
-    if (b->private_only)
+    if (b->reach != ALL_MEMORY)
         job_forbid_reaching();
+    if (b->reach == NO_MEMORY)
+        job_limit_pool();
     tally_comm *c = job_open();
+    if (b->reach == NO_MEMORY && c->local && rank % 4)
+        job_fill_pool(c);
     struct crowd crowd[CROWDS];
     make_crowds(c, b->layout, crowd);
     for (int i = 0; i < OPS; i += ABREAST) {
@@ -256,16 +263,16 @@ static void run_layout(struct board *b, const char *layout, int tallyds, const c
     job_clear(&j);
 }
 
-static void compare_layout(const char *layout, int tallyds, const char *part, bool private_only)
+static void compare_layout(const char *layout, int tallyds, const char *part, enum reach reach)
 {
     struct board *b = job_shared(sizeof *b);
     snprintf(b->layout, sizeof b->layout, "%s", layout);
     run_layout(b, layout, tallyds, "TALLY_LOCAL=off", part);
     b->run = 1;
-    b->private_only = private_only;
+    b->reach = reach;
     assert_int_equal(b->shared, 0);
     run_layout(b, layout, tallyds, "TALLY_LOCAL=on", part);
-    assert_true(b->shared > OPS / CROWDS);
+    assert_true(b->shared > (reach == NO_MEMORY ? 0 : OPS / CROWDS)); /* small ones need no memory */
     assert_true(b->partial > 0 || strncmp(layout, "aaa", 3) != 0 || strlen(layout) < 6);
     for (int i = 0; i < OPS; i++)
         if (b->hash[0][i] != b->hash[1][i])
@@ -278,13 +285,17 @@ static void test_as_each_for_itself(void **state)
     static const char *const layouts[] = {"aabb", "abab",     "aaabbb",  "aabbc",    "aaaabbcc",
                                           "aab",  "aabbccdd", "aabbccc", "abbaaabb", "aaaaa"};
     for (int i = 0; i < (int)(sizeof layouts / sizeof *layouts); i++)
-        compare_layout(layouts[i], i % 3, i % 2 ? "TALLY_PART_BYTES=16K" : "TALLY_PART_BYTES=64K", false);
+        compare_layout(layouts[i], i % 3, i % 2 ? "TALLY_PART_BYTES=16K" : "TALLY_PART_BYTES=64K",
+                       ALL_MEMORY);
 }
 
 static void test_memory_out_of_reach(void **state)
 {
-    compare_layout("aabb", 1, "TALLY_PART_BYTES=16K", true);
-    compare_layout("aaaaa", 0, "TALLY_PART_BYTES=16K", true);
+    compare_layout("aabb", 1, "TALLY_PART_BYTES=16K", ONLY_SHARED);
+    compare_layout("aaaaa", 0, "TALLY_PART_BYTES=16K", ONLY_SHARED);
+    compare_layout("aabb", 0, "TALLY_PART_BYTES=256K", NO_MEMORY);
+    compare_layout("aaabbb", 1, "TALLY_PART_BYTES=16K", NO_MEMORY);
+    compare_layout("aaaaa", 0, "TALLY_PART_BYTES=16K", NO_MEMORY);
 }
 
 static const int pairs[] = {0, 0, 1, 1};
@@ -347,19 +358,16 @@ static void test_opposite_orders(void **state)
  * is taken away, too.  Rank 0 begins with those that the others end with. */
 static int little_memory(int rank, void *arg)
 {
-    enum { MANY = 40, ROOM = 1 << 20, LITTLE = 96 << 20 };
-    static const struct rlimit little = {LITTLE, LITTLE};
+    enum { MANY = 40, ROOM = 1 << 20 };
     static float in[MANY][MOST], out[MANY][MOST / 4];
     static const size_t pieces[] = {MOST / 4, MOST / 4, MOST / 4, MOST / 4};
-    CHECK(setrlimit(RLIMIT_FSIZE, &little) == 0);
+    job_limit_pool();
     tally_comm *c = job_open();
     struct tly_segment *pool = c->local->segment;
     tally_op *op[MANY];
-    void *room, *at;
+    void *room;
     CHECK(tly_pool_borrow(pool, ROOM, &room) == 0);
-    for (uint64_t bytes = LITTLE; bytes >= TLY_PAGE;)
-        if (tly_pool_borrow(pool, bytes, &at) != 0)
-            bytes /= 2;
+    job_fill_pool(c);
     CHECK(tly_pool_free(room) == 0);
     for (int turn = 0; turn < 2; turn++) {
         if (turn == (rank == 0))
