@@ -224,13 +224,14 @@ TALLY_API int tally_group_size(const tally_group *group); /* number of ranks in 
 /* Allocate `bytes` bytes (0 counts as 1) of zeros that the other ranks of this machine can read and write too.  Tensors
  * there are reduced without a copy first.  The memory begins at a page.
  *
- * It is ordinary memory where the ranks of this machine do not sum in shared memory: TALLY_LOCAL=off; one machine with
- * a tallyd; one rank on each of several machines; ranks placed so that it would change sums; more than 64 ranks on the
- * machine; no room.  After a failure of the job its contents are undefined.  A forked child does not have it.
+ * It is ordinary memory where the ranks of this machine do not sum in shared memory: TALLY_LOCAL=off; one rank on each of
+ * several machines; ranks placed so that it would change sums; more than 64 ranks on the machine; no room.  After a failure
+ * of the job its contents are undefined.  A forked child does not have it.
  *   -ENOMEM            tally_error() names the limit */
 TALLY_API int tally_alloc(tally_comm *comm, size_t bytes, void **memory);
 
-/* 1 if tally_alloc() gives memory that the ranks of this machine share, so that tensors there are faster; else 0. */
+/* 1 if tally_alloc() gives memory that the ranks of this machine share, so that all ranks' tensors there are faster; else 0.
+ * 0 also on one machine with a tallyd, where only groups use it. */
 TALLY_API int tally_comm_has_pool(const tally_comm *comm);
 
 /* Free memory from tally_alloc(), before or after the communicator is closed.  No operation may still use it.  NULL is

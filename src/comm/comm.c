@@ -295,7 +295,7 @@ static void comm_greet(tally_comm *c)
     bool flat = sizes && order && tly_roster_tree(r, false, &groups, sizes, order);
     tly_pace_foretell(c, best, sizeof best);
     comm_tell_spare(c, spare, sizeof spare);
-    if (c->local && c->machines == 1)
+    if (c->local_has_all)
         snprintf(media, sizeof media, "%s",
                  tly_local_direct(c->local) ? "shared memory" : "shared memory, through copies");
     else
@@ -552,7 +552,7 @@ int tally_comm_close(tally_comm *c)
     tly_names_close(&c->names);
 
     /* After a failure this rank does not leave: ranks that have not heard of it would take that for a close. */
-    bool local = c->local && c->machines == 1;
+    bool local = c->local_has_all;
     if (local)
         tly_local_drain(c->local, deadline);
     local &= !tly_stage_follows(STAGE_ENGINE); /* else the loop may have some for the engine */

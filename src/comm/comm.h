@@ -106,7 +106,8 @@ struct tally_comm {
     struct tly_names names;
     atomic_size_t copied; /* bytes of messages whose senders do not wait; no order with anything else */
     struct tly_inbox inbox;
-    struct tly_local *local; /* owned; NULL: all goes through services.  Fixed once open */
+    struct tly_local *local; /* owned; NULL: all goes through services.  Fixed once open, as the next */
+    bool local_has_all;      /* operations of all ranks go there, too: not only groups' and teams' */
     struct tly_joining joining;
     struct tly_watched watched;
     struct tly_teams teams;

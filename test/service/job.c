@@ -415,9 +415,9 @@ static void kill_one(struct job *j, pid_t *pid, atomic_int *stage, int at)
     job_clear(j);
 }
 
-void job_kill_rank(struct job *j, atomic_int *stage, int at)
+void job_kill_rank(struct job *j, int rank, atomic_int *stage, int at)
 {
-    kill_one(j, &j->rank_pid[1], stage, at);
+    kill_one(j, &j->rank_pid[rank], stage, at);
 }
 
 void job_kill_tallyd(struct job *j, atomic_int *stage, int at)

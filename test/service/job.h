@@ -91,8 +91,8 @@ int job_long(void);
 
 /* A job from its start to its end. */
 void job_run(struct job *j);
-/* Start it, and once *stage is `at` kill rank 1, or tallyd 0.  All other ranks must end well. */
-void job_kill_rank(struct job *j, atomic_int *stage, int at);
+/* Start it, and once *stage is `at` kill that rank, or tallyd 0.  All other ranks must end well. */
+void job_kill_rank(struct job *j, int rank, atomic_int *stage, int at);
 void job_kill_tallyd(struct job *j, atomic_int *stage, int at);
 /* Fill in the machines of ranks, of which each letter names one.  Returns how many ranks there are. */
 int job_layout(const char *layout, int machine[JOB_MOST_RANKS]);

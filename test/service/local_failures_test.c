@@ -108,7 +108,7 @@ static void test_rank_killed(void **state)
     for (int i = 0; i < (UNDER_SANITIZER ? 2 : 6); i++) {
         struct board *b = new_board();
         struct job j = {.ranks = 3, .machine = together, .main = until_failure, .arg = b};
-        job_kill_rank(&j, &b->stage, 10 + 7 * i);
+        job_kill_rank(&j, 1, &b->stage, 10 + 7 * i);
     }
 }
 

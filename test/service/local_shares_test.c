@@ -307,7 +307,7 @@ static void test_rank_killed(void **state)
     for (int i = 0; i < (UNDER_SANITIZER ? 2 : 8); i++) {
         struct board *b = job_shared(sizeof *b);
         struct job j = {.ranks = THREE, .machine = together, .main = until_failure, .arg = b};
-        job_kill_rank(&j, &b->stage, 20 + 11 * i);
+        job_kill_rank(&j, 1, &b->stage, 20 + 11 * i);
     }
 }
 

@@ -207,7 +207,7 @@ static void kill_ranks(bool grouped)
                         .machine = grouped && i / 2 % 2 ? mixed : three,
                         .main = until_failure,
                         .arg = b};
-        job_kill_rank(&j, &b->stage, (grouped ? 15 : 10) + 7 * i);
+        job_kill_rank(&j, 1, &b->stage, (grouped ? 15 : 10) + 7 * i);
     }
 }
 

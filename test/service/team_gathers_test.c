@@ -303,7 +303,7 @@ static void test_rank_killed(void **state)
         struct board *b = job_shared(sizeof *b);
         b->rounds = INT32_MAX;
         struct job j = {.ranks = 4, .tallyds = i % 2, .machine = pairs, .main = until_failure, .arg = b};
-        job_kill_rank(&j, &b->stage, 10 + 7 * i);
+        job_kill_rank(&j, 1, &b->stage, 10 + 7 * i);
     }
 }
 

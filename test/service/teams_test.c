@@ -535,7 +535,7 @@ static void test_rank_killed(void **state)
                         .machine = i / 2 % 2 ? uneven : pairs,
                         .main = until_failure,
                         .arg = b};
-        job_kill_rank(&j, &b->stage, 10 + 7 * i);
+        job_kill_rank(&j, 1, &b->stage, 10 + 7 * i);
     }
 }
 

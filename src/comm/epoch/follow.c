@@ -139,7 +139,7 @@ static bool follow_has_begun(tally_comm *c, const struct tly_begun *b)
     const struct tly_tensor *t = tly_names_find(&c->names, b->key);
     bool begun = t && (int32_t)(t->round - b->round) > 0;
     tly_names_unlock(&c->names);
-    if (!begun || (c->local && c->machines == 1)) /* it may be in the engine, which may hand it back */
+    if (!begun || c->local) /* it may be in the engine, which may hand it back */
         return false;
     return !tly_inbox_has(&c->inbox, b->key, b->round); /* else it is on its way */
 }

@@ -83,8 +83,8 @@ static const struct tly_local_user calls = {
 
 int tly_engine_open(tally_comm *c)
 {
-    bool all = c->machines == 1 && c->services == 1 && strcmp(c->params.local, "on") == 0;
-    if (!(all || tly_teams_are_listed(&c->teams)))
+    bool one = c->machines == 1 && strcmp(c->params.local, "on") == 0;
+    if (!(one || tly_teams_are_listed(&c->teams)))
         return 0;
     if (c->local_size > TLY_LOCAL_RANKS) {
         tly_log(
@@ -116,6 +116,7 @@ int tly_engine_open(tally_comm *c)
     if (!err && !c->local)
         tly_log(c->local_rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
                 "the ranks cannot share memory: %s; they go through the network stack", tly_error());
+    c->local_has_all = c->local && one && c->services == 1;
     return err;
 }
 

@@ -82,7 +82,7 @@ struct tly_watched {
 };
 
 /* engine.c */
-/* With all ranks: is shared memory the way?  Sets c->local.  -errno: the start has failed meanwhile. */
+/* With all ranks: is shared memory the way?  Sets c->local and c->local_has_all.  -errno: the start has failed meanwhile. */
 int tly_engine_open(tally_comm *c);
 void tly_engine_tick(tally_comm *c);
 void tly_engine_finish(tally_comm *c);

@@ -1,6 +1,6 @@
 /* local.c - operations that go through shared memory: where all their ranks share one machine, they go to src/local/ instead of
- * the services.  Such are those of a group on one machine.  Those of all ranks are if the job has one machine.  In a job of one
- * machine with a tallyd, the ranks share no memory, and groups use services too (tly_engine_open).
+ * the services.  Such are those of a group on one machine.  Those of all ranks are if the job has one machine
+ * and no tallyd helped it at its start.
  *
  * engine.c has the engine itself and what it calls.  An operation on which ranks disagree, or which one refuses, goes to
  * the service all the same: it tells all ranks what is wrong.  Also the pool: memory that all ranks of the machine see.
@@ -103,7 +103,7 @@ static const struct tly_engine_user local_user = {
 /* What may meet another kind, in a space where the tensor has none, must at least be told of. */
 static bool local_suits(const tally_comm *c, const struct tally_op *op)
 {
-    bool shared = op->group->number ? tly_group_shares_memory(op->group) : c->machines == 1;
+    bool shared = op->group->number ? tly_group_shares_memory(op->group) : c->local_has_all;
     return c->local && shared && op->call->collective && (op->call->local || !op->tensor->kind);
 }
 
@@ -280,7 +280,7 @@ int tally_alloc(tally_comm *c, size_t bytes, void **memory)
 
 int tally_comm_has_pool(const tally_comm *c)
 {
-    return c && c->local;
+    return c && c->local && (c->local_has_all || tly_teams_are_listed(&c->teams));
 }
 
 int tally_free(void *memory)
