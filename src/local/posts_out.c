@@ -125,17 +125,18 @@ static bool posts_out_post(struct tly_local *l, struct tly_local_op *op)
  * nobody has begun it, nor will.  False: no room in the ring. */
 static bool posts_out_take_back(struct tly_local *l, const struct tly_local_op *op)
 {
+    const struct tly_local_op back = {.group = op->group}; /* the operation may end below, and be gone */
     struct tly_post p = {.key = op->key, .round = op->round, .call = op->number, .flags = TLY_POST_BACK};
     if (!tly_posts_has_room(l, tly_posts_length(op->group, 0) + sizeof p))
         return false;
     atomic_fetch_add(&l->at[0].control->doubts, 1);
     atomic_thread_fence(memory_order_seq_cst); /* the others' posts are not read before */
-    tly_posts_read(l);                         /* it may end here */
-    struct tly_local_round *r = tly_posts_find(l, p.key, p.round, posts_out_ranks(op));
-    bool back = r && r->op && !tly_posts_all_there(l, r);
-    p.flags |= back ? TLY_POST_SERVICE : 0;
-    tly_posts_show(l, op, &p);
-    tly_posts_settle(l, r, l->me, back);
+    tly_posts_read(l);
+    struct tly_local_round *r = tly_posts_find(l, p.key, p.round, posts_out_ranks(&back));
+    bool taken = r && r->op && !tly_posts_all_there(l, r);
+    p.flags |= taken ? TLY_POST_SERVICE : 0;
+    tly_posts_show(l, &back, &p);
+    tly_posts_settle(l, r, l->me, taken);
     return true;
 }
 

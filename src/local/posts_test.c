@@ -137,6 +137,41 @@ static void test_reduction_out_of_the_pool(void **state)
     assert_string_equal(f.sentence, "rank 12 has posted a malformed operation");
 }
 
+/* Nobody has the operation any more once it is handed back. */
+static void on_divert(void *user, struct tly_local_op *op)
+{
+    memset(op, 0, sizeof *op);
+}
+
+static void test_ends_while_it_is_taken_back(void **state)
+{
+    static const struct tly_local_user calls = {.broken = on_broken, .divert = on_divert};
+    f.l.calls = &calls;
+    f.l.unwanted = true;
+    tly_list_init(&f.l.inbox);
+    tly_list_init(&f.l.backlog);
+    f.op = (struct tly_local_op){
+        .call = tly_call_push_pull.local, .key = 5, .spec = 7, .number = 1, .group = &f.pair, .mark = true};
+    other_posts((struct tly_post){.call = 1, .key = 5, .spec = 8, .flags = TLY_POST_EAGER}, PAIR);
+    struct tly_local_round *r = tly_posts_round(&f.l, 5, 0, PAIR, 0);
+    assert_non_null(r);
+    r->op = &f.op;
+    f.op.meeting = r;
+    r->group = &f.pair;
+    r->posted = true;
+    r->arrived = 1;
+    r->posts[ME] = (struct tly_post){.call = 1, .key = 5, .spec = 7, .flags = TLY_POST_EAGER};
+    r->way = tly_way_expected(&f.l, r);
+    tly_list_append(&f.l.ops, &f.op.node);
+    tly_posts_send(&f.l);
+    assert_true(tly_list_empty(&f.l.ops));
+    const struct tly_post *back = tly_post_at(f.l.own, 0);
+    assert_int_equal(back->flags, TLY_POST_BACK);
+    assert_int_equal(back->there, TLY_POST_GROUP); /* its group's ranks look for that */
+    while (!tly_list_empty(&f.l.idle))
+        free(tly_list_entry(tly_list_take(&f.l.idle), struct tly_local_round, node));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -146,6 +181,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_group_with_a_rank_elsewhere, begin, end),
         cmocka_unit_test_setup_teardown(test_group_of_no_ranks, begin, end),
         cmocka_unit_test_setup_teardown(test_reduction_out_of_the_pool, begin, end),
+        cmocka_unit_test_setup_teardown(test_ends_while_it_is_taken_back, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
