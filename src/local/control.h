@@ -95,7 +95,7 @@ struct tly_control {
     _Atomic uint32_t failed;  /* its private memory must not be touched any more */
     _Atomic uint32_t writing; /* 1 + the rank into whose private memory it is just writing */
     _Atomic uint32_t
-        working; /* 1 + the entry of which it is just doing a chunk; in a team some name of the round */
+        working; /* the round of which it is just doing a chunk (tly_work_name); in a team some name of the round */
     _Alignas(64) _Atomic uint32_t bell;       /* futex; anybody adds */
     _Atomic uint32_t state;                   /* of the start */
     uint64_t probe, probe_at;                 /* a number in private memory, for the others to try */

@@ -138,7 +138,7 @@ static bool pooled_step(struct tly_local *l, struct tly_local_round *r, const st
     if (!pooled_can_step(l, r, turn))
         return false;
     /* A rank that gives the round up takes all chunks, or sets `failed`, then looks at `working`. */
-    atomic_store(&l->own->working, r->posts[r->lead].work + 1u);
+    atomic_store(&l->own->working, tly_work_name(r, r->lead));
     bool ok = !tly_work_is_given_up(l, r->group) && pooled_take_chunk(r, &chunk);
     if (ok) {
         uint64_t from = (uint64_t)chunk * r->chunk_bytes, to = from + r->chunk_bytes;
@@ -169,7 +169,7 @@ static bool pooled_give_up(struct tly_local *l, const struct tly_local_round *r)
     uint64_t v = atomic_load(&r->work->next);
     while ((uint32_t)(v >> 32) == r->gen && !atomic_compare_exchange_weak(&r->work->next, &v, v | UINT32_MAX))
         ;
-    return tly_work_await_others(l, r->posts[r->lead].work + 1u);
+    return tly_work_await_others(l, tly_work_name(r, r->lead));
 }
 
 const struct tly_way tly_way_pooled = {

@@ -184,7 +184,7 @@ static bool staging_sum(struct tly_local *l, struct tly_local_round *r)
     if (!staging_can_sum(l, r))
         return false;
     /* A rank that gives the round up takes its blocks back, or sets `failed`, then looks at `working`. */
-    atomic_store(&l->own->working, r->posts[0].work + 1u);
+    atomic_store(&l->own->working, tly_work_name(r, 0));
     bool ok = !tly_work_is_given_up(l, r->group) && staging_can_sum(l, r) &&
               staging_sum_block(l, r, (uint32_t)staging_next_sum(l, r));
     atomic_store_explicit(&l->own->working, 0, memory_order_release);
@@ -264,7 +264,7 @@ static bool staging_give_up(struct tly_local *l, const struct tly_local_round *r
     if (!r->work)
         return true;
     tly_window_give_up(l, r);
-    return tly_work_await_others(l, r->posts[0].work + 1u);
+    return tly_work_await_others(l, tly_work_name(r, 0));
 }
 
 const struct tly_way tly_way_staging = {

@@ -59,6 +59,13 @@ bool tly_work_count(struct tly_local *l, const struct tly_local_round *r);
 /* Has all of it been counted? */
 bool tly_work_is_finished(const struct tly_local_round *r);
 
+/* The name in `working` of a round that has this rank's entry.  Entries of several ranks have the same numbers. */
+static inline uint32_t tly_work_name(const struct tly_local_round *r, uint32_t rank)
+{
+    return rank << 16 | (r->posts[rank].work + 1u);
+}
+_Static_assert(TLY_WORKS < 1 << 16, "an entry's number has 16 bits");
+
 /* Wait until no neighbour works at what has this name.  A neighbour that is stopped there breaks the communicator, or this
  * rank's thread would wait for it and be taken for dead itself.  False: the job fails meanwhile. */
 bool tly_work_await_others(struct tly_local *l, uint32_t at);
