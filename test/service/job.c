@@ -420,6 +420,20 @@ void job_kill_rank(struct job *j, int rank, atomic_int *stage, int at)
     kill_one(j, &j->rank_pid[rank], stage, at);
 }
 
+void job_close_after_kill(tally_comm *c, int err, int killed, void *result, size_t bytes)
+{
+    char part[20];
+    snprintf(part, sizeof part, "rank %d on", killed);
+    if (err) {
+        CHECK(err == -ECONNRESET);
+        CHECK_HOLDS(tally_error(), part);
+        memset(result, 0, bytes);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    for (size_t i = 0; err && i < bytes; i++)
+        CHECK(((char *)result)[i] == 0);
+}
+
 void job_kill_tallyd(struct job *j, atomic_int *stage, int at)
 {
     kill_one(j, &j->tallyd_pid[0], stage, at);

@@ -93,6 +93,9 @@ int job_long(void);
 void job_run(struct job *j);
 /* Start it, and once *stage is `at` kill that rank, or tallyd 0.  All other ranks must end well. */
 void job_kill_rank(struct job *j, int rank, atomic_int *stage, int at);
+/* In a rank, with what an operation then returned, 0 if the kill came too late: the error names the rank that was killed.  Close; no
+ * rank writes to the result any more. */
+void job_close_after_kill(tally_comm *c, int err, int killed, void *result, size_t bytes);
 void job_kill_tallyd(struct job *j, atomic_int *stage, int at);
 /* Fill in the machines of ranks, of which each letter names one.  Returns how many ranks there are. */
 int job_layout(const char *layout, int machine[JOB_MOST_RANKS]);

@@ -359,15 +359,7 @@ static int until_killed(int rank, void *arg)
         err = tally_comm_status(c, NULL);
         job_sleep_ms(5);
     }
-    CHECK(err == -ECONNRESET || !pair);
-    char part[20];
-    snprintf(part, sizeof part, "rank %d on", three[b->run]);
-    if (pair)
-        CHECK_HOLDS(tally_error(), part);
-    memset(y, 0, MOST * sizeof *y); /* ours again */
-    CHECK(tally_comm_close(c) == 0);
-    for (int i = 0; i < MOST; i++)
-        CHECK(y[i] == 0);
+    job_close_after_kill(c, pair ? err : 0, three[b->run], y, MOST * sizeof *y);
     free(x);
     free(y);
     return 0;

@@ -292,12 +292,7 @@ static int until_failure(int rank, void *arg)
         }
         atomic_fetch_add(&b->stage, 1);
     }
-    CHECK(err == -ECONNRESET);
-    CHECK_HOLDS(tally_error(), "rank 1 on");
-    memset(s.out, 0, s.count * sizeof *s.out); /* ours again */
-    CHECK(tally_comm_close(c) == 0);
-    for (size_t i = 0; i < s.count; i++)
-        CHECK(s.out[i] == 0);
+    job_close_after_kill(c, err, 1, s.out, s.count * sizeof *s.out);
     forget_share(&s);
     return 0;
 }

@@ -182,14 +182,7 @@ static int until_failure(int rank, void *arg)
         }
         atomic_fetch_add(&b->stage, 1);
     }
-    if (err) {
-        CHECK(err == -ECONNRESET);
-        CHECK_HOLDS(tally_error(), "rank 1 on");
-        memset(y, 0, MOST * sizeof *y); /* ours again */
-    }
-    CHECK(tally_comm_close(c) == 0);
-    for (int i = 0; err && i < MOST; i++)
-        CHECK(y[i] == 0);
+    job_close_after_kill(c, err, 1, y, MOST * sizeof *y);
     free(x);
     free(y);
     return 0;
