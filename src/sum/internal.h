@@ -116,6 +116,7 @@ struct tly_job {
     uint32_t watchers;               /* sessions of watchers */
     struct tly_members *all;         /* borrowed from lists */
     struct tly_list lists;           /* of struct tly_members; owned */
+    struct tly_map by_list;          /* hash of its ranks -> struct tly_members, borrowed */
     struct tly_map pairs;            /* number -> struct tly_members, borrowed */
     struct tly_meter meter;
 

@@ -67,6 +67,23 @@ static bool members_are_nodes(const struct tly_job *job, const struct tly_member
     return m->carried > 0;
 }
 
+static uint64_t members_hash_list(const uint32_t *rank, uint32_t count)
+{
+    uint64_t h = tly_map_mix(count);
+    for (uint32_t i = 0; i < count; i++)
+        h = tly_map_mix(h + rank[i]);
+    return h;
+}
+
+/* NULL: no rank has told this list. */
+static struct tly_members *members_find(const struct tly_job *job, const uint32_t *rank, uint32_t count)
+{
+    struct tly_members *m = tly_map_get(&job->by_list, members_hash_list(rank, count));
+    while (m && (m->count != count || memcmp(m->rank, rank, count * sizeof *rank) != 0))
+        m = m->alike;
+    return m;
+}
+
 static struct tly_members *members_make(struct tly_job *job, const uint32_t *rank, uint32_t count)
 {
     struct tly_members *m = calloc(1, sizeof *m);
@@ -95,6 +112,12 @@ static struct tly_members *members_make(struct tly_job *job, const uint32_t *ran
         m->tree[i].group_size[0] = (int)count;
         memcpy(m->tree[i].order, rank, count * sizeof *rank);
     }
+    uint64_t hash = members_hash_list(rank, count);
+    m->alike = tly_map_get(&job->by_list, hash);
+    if (tly_map_put(&job->by_list, hash, m) != 0) {
+        members_destroy(m);
+        return NULL;
+    }
     tly_list_append(&job->lists, &m->node);
     return m;
 }
@@ -104,15 +127,13 @@ static struct tly_members *members_make(struct tly_job *job, const uint32_t *ran
 static struct tly_members *members_find_or_make(struct tly_job *job, const uint32_t *rank, uint32_t count,
                                                 struct tly_burden *maker)
 {
-    for (struct tly_list *n = job->lists.next; n != &job->lists; n = n->next) {
-        struct tly_members *m = tly_list_entry(n, struct tly_members, node);
-        if (m->count == count && memcmp(m->rank, rank, count * sizeof *rank) == 0)
-            return m;
-    }
+    struct tly_members *m = members_find(job, rank, count);
+    if (m)
+        return m;
     errno = EPROTO;
     if (maker && (maker->lists >= MOST_LISTS || maker->named + count > MOST_NAMED))
         return NULL;
-    struct tly_members *m = members_make(job, rank, count);
+    m = members_make(job, rank, count);
     errno = ENOMEM;
     if (m && maker) {
         maker->lists++;
@@ -215,5 +236,6 @@ void tly_members_finish(struct tly_job *job)
 {
     while (!tly_list_empty(&job->lists))
         members_destroy(tly_list_entry(tly_list_take(&job->lists), struct tly_members, node));
+    tly_map_finish(&job->by_list);
     tly_map_finish(&job->pairs);
 }

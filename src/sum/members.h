@@ -21,7 +21,8 @@ struct tly_member_tree {
 
 /* The ranks that take part in a round.  One list is one object, which lives as long as the job. */
 struct tly_members {
-    struct tly_list node; /* in job->lists */
+    struct tly_list node;      /* in job->lists */
+    struct tly_members *alike; /* the next list with the same hash */
     uint32_t count;
     uint32_t carried;               /* ranks on its machines; 0: two of its ranks share a machine */
     bool nodes;                     /* each of its machines is a node of the tree over these ranks */
