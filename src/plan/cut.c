@@ -19,7 +19,7 @@ uint32_t tly_plan_part_most(uint32_t unit, uint64_t memory, uint32_t ranks)
     return most > unit ? (uint32_t)most : unit;
 }
 
-enum { BLOCK = 64 };
+enum { BLOCK = 64, PACKET = 60 << 10, PACKET_AND_A_BIT = 64 << 10 };
 
 static uint32_t plan_least_part(uint32_t unit)
 {
@@ -31,6 +31,12 @@ static uint64_t plan_within(uint64_t least, uint64_t bytes, uint64_t most)
     return bytes < least ? least : bytes < most ? bytes : most;
 }
 
+/* A part beyond the unit that is hardly more than a packet is one. */
+static uint64_t plan_fit_packet(uint64_t bytes, uint64_t unit)
+{
+    return bytes > PACKET && bytes <= PACKET_AND_A_BIT ? plan_within(unit, PACKET, bytes) : bytes;
+}
+
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, const struct tly_cutting *c)
 {
     uint64_t bytes = s->before + s->bytes + s->behind, each = bytes / (uint64_t)c->active;
@@ -38,7 +44,7 @@ uint32_t tly_plan_largest_part(const struct tly_stretch *s, const struct tly_cut
     uint64_t least = plan_within(0, 2 * plan_least_part(c->unit), c->unit);
     uint64_t shortest = plan_within(least, each / TLY_FEW / BLOCK * BLOCK, c->unit);
     uint64_t longest = plan_within(0, each / c->fewest, credit / tly_plan_ahead(c->active, c->far));
-    return (uint32_t)plan_within(shortest, longest / BLOCK * BLOCK, c->most);
+    return (uint32_t)plan_fit_packet(plan_within(shortest, longest / BLOCK * BLOCK, c->most), c->unit);
 }
 
 uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, const struct tly_cutting *c)
