@@ -102,7 +102,7 @@ def land(p):
     """Have the gradient of p reduced: somebody reads p, perhaps to look at that.  Backward itself does not."""
     owner = owner_of(flying, p)
     if owner is not None and not getattr(_calling, "through", 0) and _in_backward() == -1:
-        owner.land()
+        owner._tally_land()
 
 
 def read(parameters):
@@ -549,7 +549,7 @@ def _zeroing(zero_grad):
                     continue
                 owner = owner_of(flying, p)
                 if owner is not None:
-                    owner.land()
+                    owner._tally_land()
                 if p.grad is not None:
                     p.grad.detach_() if p.grad.grad_fn is not None else p.grad.requires_grad_(False)
                     p.grad.zero_()

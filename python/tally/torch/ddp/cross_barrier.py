@@ -102,7 +102,7 @@ class CrossBarrier(Deferring):
     def zero_grad(self, set_to_none=True):
         """As Deferring's, once the gradients that are on their way are reduced."""
         if self._tally_flights:
-            self.land()
+            self._tally_land()
         super().zero_grad(set_to_none)
 
     def _tally_fly(self, flight):
@@ -121,14 +121,11 @@ class CrossBarrier(Deferring):
                 _await(flights)
         super().__del__()
 
-    def land(self):
+    def _tally_land(self):
         """Somebody is about to look at gradients: have them reduced.  The step keeps the barrier."""
         with self._tally_barrier.lock:
             self._tally_waited = True
             self._tally_wait_for_buckets()
-
-    def name_of(self, p):
-        return self._tally_barrier.name_of(p)
 
     def _tally_wait_for_buckets(self):
         """Have all buckets reduced; raise the first failure."""
@@ -170,7 +167,7 @@ class CrossBarrier(Deferring):
         looks at them; the step keeps the barrier then."""
         self._tally_barrier.finish()
         if self._tally_flights:
-            self.land()
+            self._tally_land()
 
     def step(self, closure=None):
         """Put the optimizer's step off until gradients are reduced and parameters are read; return at once.
