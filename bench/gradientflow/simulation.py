@@ -74,7 +74,7 @@ class Simulation:
         for name, p in self.parameters.items():
             p.grad = tree([gradients[name] for gradients in own]) / len(own)
         finite = all(p.grad.isfinite().all() for p in self.parameters.values())
-        self.chunks.heard_dense()
+        self.chunks.advance_dense()
         for history in self.histories:
             history.settle_dense(finite)
 
@@ -85,11 +85,12 @@ class Simulation:
             if chosen:
                 sums = tree([history.gradients[begin:end] for history in self.histories])
                 self.histories[0].gradients[begin:end] = sums / len(own)
-        finite = chunks.heard(message)
+        outcome = chunks.outcome(message)
+        chunks.advance(outcome)
         for history in self.histories:
-            if finite:
+            if outcome.finite:
                 history.put_off()
-            history.settle(finite)
+            history.settle(outcome.finite)
         layout, gradients = chunks.layout, self.histories[0].gradients
         for name, p in self.parameters.items():
             begin = layout.begins[name]

@@ -12,7 +12,7 @@ class BrokenOff(BaseException):
     """As KeyboardInterrupt, which pytest would take for its own."""
 
 
-SYNCHRONIZE = {"synchronize", "_tally_hear_frozen", "_tally_compared", "wait", "_end", "_hear", "_failure_of", "read", "go_on", "put_off",
+SYNCHRONIZE = {"synchronize", "_tally_hear_frozen", "_tally_compared", "wait", "_end", "_hear", "_failure_of", "outcome", "advance", "put_off",
                "settle", "runs", "choose_all", "_tally_reduced"}
 
 

@@ -202,8 +202,8 @@ def test_choice():
     for norms, expected in (([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], {7, 8, 9}), ([5] * 10, {0, 1, 2}),
                             ([1, 2, 2, 2, 2, 1, 1, 1, 1, 1], {1, 2, 3}),
                             ([9, math.inf, 9, 9, 9, 9, 9, math.nan, 9, math.nan], {7, 9, 1})):
-        chunks.choose(torch.tensor(norms, dtype=torch.float32))
-        assert {k for k, one in enumerate(chunks.chosen.tolist()) if one} == {*expected, 10}
+        largest = chunks.largest(torch.tensor(norms, dtype=torch.float32), 0)
+        assert {k for k, one in enumerate(largest.tolist()) if one} == {*expected, 10}
     shares = SparseChunks(0.2, 10)
     assert [shares.share_at(step) for step in (0, 5, 10, 99)] == pytest.approx([1, 0.6, 0.2, 0.2])
     assert SparseChunks(0.2, 0).share_at(0) == 0.2
@@ -219,8 +219,7 @@ def test_sent_ranges_are_aligned():
         layout = GradientLayout({str(i): torch.empty(shape) for i, shape in enumerate(shapes)})
         for chunk in (16, 48, 4096):
             chunks = Chunks(SparseChunks(0.5, 0, chunk), layout)
-            chunks.choose(torch.arange(float(chunks.count)))
-            runs = [*chunks.runs(chunks.chosen)]
+            runs = [*chunks.runs(chunks.largest(torch.arange(float(chunks.count)), 0))]
             assert all(begin % 16 == 0 and begin < end for begin, end, _ in runs)
             assert [run[0] for run in runs] == [0, *(run[1] for run in runs[:-1])] and runs[-1][1] == layout.length
 

@@ -149,7 +149,7 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
         try:
             if failure is not None:
                 raise failure
-            own = getattr(optimizer, "_tally_state_for_all", optimizer.state_dict)()
+            own = getattr(optimizer, "_tally_state_for_broadcast", optimizer.state_dict)()
         except Exception as reason:
             _calls.refuse(BROADCAST, _call(None, process_set), "rank %d has no optimizer state: %s" % (root_rank, reason))
             raise

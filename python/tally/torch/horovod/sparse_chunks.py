@@ -5,7 +5,8 @@ equal length.  The history H has the same layout: the gradients that this rank h
 
     add()       for each parameter, G = gradient + H, and the L1 norms of G by chunk, in one pass
     message()   the norms, which the ranks add up
-    choose()    the next step sends the chunks with the largest norms
+    outcome()   what follows from the sum: the next step sends the chunks with the largest norms
+    advance()   takes over the outcome
     put_off()   H = G, then G = 0, for each chunk that is not in `sent`
     (meanwhile the ranks average the chosen chunks, in place in G; nothing here communicates)
     settle()    H = 0 for each chunk that was sent.  So all ranks have equal gradients
@@ -18,7 +19,7 @@ not sent; of the others it is as it was.  So no gradient counts twice, unless co
 
 `Chunks` is the same on all ranks, `History` is a rank's own.  sparse_optimizer.py takes these steps in a job, and
 bench/gradientflow/simulation.py plays all ranks in one process.  Before ranks agree on a layout, steps send everything:
-add_dense(), heard_dense(), settle_dense().
+add_dense(), advance_dense(), settle_dense().
 
 Unlike Algorithm 1 of the paper, H keeps the whole gradient, not its product with the momentum m: a chunk sent in each K-th
 step would move only (1 - m^K) / (K (1 - m)) as far as by dense steps.
@@ -94,8 +95,8 @@ class GradientLayout:
                 if name in other.begins]
 
 
-class Told(typing.NamedTuple):
-    """What all ranks hear of a step.
+class Outcome(typing.NamedTuple):
+    """The outcome of a step's exchange, the same on all ranks.
 
     finite: whether all values were.  sent, step, chosen: those of Chunks behind the step."""
 
@@ -128,39 +129,30 @@ class Chunks:
         """Have the next step send everything."""
         self.chosen = torch.ones(len(self.bounds) - 1, dtype=torch.bool, device="cpu")
 
-    def choose(self, norms):
-        """Choose the chunks of the next step, which get the summed norms: the largest.  NaN counts as larger than all numbers,
-        and of equal ones the first is chosen.
+    def largest(self, norms, step):
+        """The chunks with the largest norms, as many as step `step` sends, and those that are always sent.  NaN counts as larger
+        than all numbers, and of equal ones the first is chosen.
 
         norms: float32 [count]."""
-        self.chosen = self._largest(norms, self.step)
-
-    def _largest(self, norms, step):
         number = max(1, round(self.options.share_at(step) * self.count))
         largest = torch.ones_like(self.chosen)
         largest[:self.count] = False
         largest[torch.sort(norms, descending=True, stable=True).indices[:number]] = True
         return largest
 
-    def read(self, message):
-        """What goes on behind a step's exchange, for go_on().  Changes nothing.
+    def outcome(self, message):
+        """The Outcome of a step's exchange.  Changes nothing.
 
         message: the sum of all ranks' History.message()."""
-        told = int(message[-1].item())  # by rank 0: another rank may have missed steps while it had joined
-        step = self._after(told - 1 if told else self.step)
-        return Told(message[-2].item() == 0, self.chosen, step, self._largest(message[:self.count], step))
+        counted = int(message[-1].item())  # by rank 0: another rank may have missed steps while it had joined
+        step = self._after(counted - 1 if counted else self.step)
+        return Outcome(message[-2].item() == 0, self.chosen, step, self.largest(message[:self.count], step))
 
-    def go_on(self, told):
-        """End a step's exchange.  told: from read()."""
-        self.sent, self.step, self.chosen = told.sent, told.step, told.chosen
+    def advance(self, outcome):
+        """End a step's exchange."""
+        self.sent, self.step, self.chosen = outcome.sent, outcome.step, outcome.chosen
 
-    def heard(self, message):
-        """read() and go_on().  Returns whether all values were finite."""
-        told = self.read(message)
-        self.go_on(told)
-        return told.finite
-
-    def heard_dense(self, before=None):
+    def advance_dense(self, before=None):
         """End a step that has sent everything, without messages.  before: `step` in front of it; with it, a second call changes
         nothing."""
         self.sent = torch.ones_like(self.chosen)
@@ -253,7 +245,7 @@ class History:
         self.gradients = _zeros(layout.length)
         self.history = _zeros(layout.length)
         self.kept = False  # H is not all zeros
-        self._put = None, 0  # (Chunks.sent of a step, how many halves of put_off()'s runs are done)
+        self._progress = None, 0  # of put_off(): (Chunks.sent of a step, how many halves of its runs are done)
         self._keep = keep
         # A parameter's pieces: what of it lies in one chunk.  Each has a norm; a chunk's is their sum, in order.
         self._pieces, numbers = {}, []
@@ -300,25 +292,25 @@ class History:
         return torch.cat([norms[:-1], torch.tensor(more, dtype=torch.float32, device="cpu")])
 
     def put_off(self):
-        """H = G, then G = 0, for what this step does not send, behind Chunks.go_on().  The other chunks may be in flight.
+        """H = G, then G = 0, for what this step does not send, behind Chunks.advance().  The other chunks may be in flight.
 
         If a signal handler breaks it off, the next call does the rest.  Each half of a run may be done twice, before it counts."""
         of = self.chunks.sent
-        if self._put[0] is not of:
-            self._put = of, 0
+        if self._progress[0] is not of:
+            self._progress = of, 0
         for number, (begin, end, sent) in enumerate(self.chunks.runs(of)):
             if not sent:
                 history, gradients = self.history[begin:end], self.gradients[begin:end]
-                if self._put[1] <= 2 * number:
+                if self._progress[1] <= 2 * number:
                     history.copy_(gradients) if self._keep == 1 else torch.mul(gradients, self._keep, out=history)
                     self.kept = True
-                    self._put = of, 2 * number + 1
-                if self._put[1] <= 2 * number + 1:
+                    self._progress = of, 2 * number + 1
+                if self._progress[1] <= 2 * number + 1:
                     gradients.zero_()
-                    self._put = of, 2 * number + 2
+                    self._progress = of, 2 * number + 2
 
     def settle(self, finite):
-        """End a step, once all that is sent is there.  finite: as in Told.  If so, behind put_off(): H = 0 for
+        """End a step, once all that is sent is there.  finite: as in Outcome.  If so, behind put_off(): H = 0 for
         what was sent.  Otherwise H stays and G is NaN, on all ranks."""
         layout = self.chunks.layout
         if not finite:
@@ -331,7 +323,7 @@ class History:
         self.kept = not self.chunks.sent.all()
 
     def settle_dense(self, finite):
-        """End a step that has sent everything, behind Chunks.heard_dense().  finite: whether all gradients are."""
+        """End a step that has sent everything, behind Chunks.advance_dense().  finite: whether all gradients are."""
         if finite and self.kept:
             self.history.zero_()
             self.kept = False
@@ -355,22 +347,23 @@ class History:
 def save(history, rank):
     """What state_dict() has of a rank's history, and of the chunks.
 
-    "history": H, or None where it is all zeros.  for_all() leaves it out."""
+    "history": H, or None where it is all zeros."""
     chunks = history.chunks
     return {"rank": rank, "order": chunks.layout.names, "chunk": chunks.options.chunk, "step": chunks.step,
             "behind": chunks.behind.clone(), "chosen": chunks.chosen.clone(),
             "history": history.history if history.kept else None}
 
 
-def for_all(state):
-    """What other ranks need of save()'s result.  Each keeps its own history, unless this rank has none."""
-    return {key: value for key, value in state.items() if key != "history" or value is None}
+def for_broadcast(state):
+    """What other ranks need of save()'s result.  In place of a history it says whether they keep their own: not if this rank has
+    none, because all have sent everything."""
+    return {**{key: value for key, value in state.items() if key != "history"}, "keep_own": state["history"] is not None}
 
 
 def restore(state, rank, options, parameters, own=None):
-    """The History, with its Chunks, of what save() or for_all() has returned.
+    """The History, with its Chunks, of what save() or for_broadcast() has returned.
 
-    parameters: {name: tensor}.  own: this rank's History, which stays if the state is for all.
+    parameters: {name: tensor}.  own: this rank's History, for a state that has been broadcast.
     A rank that is given another one's history begins with zeros, and warns."""
     differing = sorted(set(state["order"]) ^ set(parameters))
     if differing:
@@ -383,16 +376,14 @@ def restore(state, rank, options, parameters, own=None):
             raise ValueError("the state of sparse= is that of parameters of other shapes")
     chunks.behind.copy_(state["behind"])
     chunks.chosen.copy_(state["chosen"])
-    if "history" not in state:
+    if state.get("keep_own"):
         if own is not None:
             history.take_history(own)
-        return history
-    if state["history"] is None:
-        return history
-    if state["rank"] == rank:
-        history.history.copy_(state["history"])
-        history.kept = True
-    else:
-        warnings.warn("rank %d has loaded the state of rank %d: gradients that rank %d has not sent yet are lost. Save the "
-                      "optimizer's state on each rank to keep them" % (rank, state["rank"], rank), stacklevel=4)
+    elif state.get("history") is not None:
+        if state["rank"] == rank:
+            history.history.copy_(state["history"])
+            history.kept = True
+        else:
+            warnings.warn("rank %d has loaded the state of rank %d: gradients that rank %d has not sent yet are lost. Save the "
+                          "optimizer's state on each rank to keep them" % (rank, state["rank"], rank), stacklevel=4)
     return history

@@ -24,7 +24,7 @@ from ..._lib import DTYPE_CODES, PUSH_PULL, PUSH_PULLV
 from ..calls import Group, reduce
 from .lazy import ALONE, Layout
 from .optimizer import _Distributed
-from .sparse_chunks import Chunks, GradientLayout, History, SparseChunks, for_all, restore, save
+from .sparse_chunks import Chunks, GradientLayout, History, SparseChunks, for_broadcast, restore, save
 
 LISTS, LIST_BYTES = 8, 256 << 10  # at most so many lists in a step, of at least so many bytes
 FLOAT32 = DTYPE_CODES["float32"]
@@ -35,7 +35,7 @@ class _Exchange:
 
     def __init__(self, unit):
         self._unit, self.operations, self.norms, self.reason = unit, [], None, None
-        self._told = None  # what all ranks hear of the step
+        self._outcome = None  # of the step, once the norms have come
         self._ended, self._failure = False, None
 
     def wait(self):
@@ -55,18 +55,18 @@ class _Exchange:
             self._hear(history)
         failure = _failure_of(Group(self.operations)) or self.reason
         if failure is None:
-            history.settle(self._told.finite)
+            history.settle(self._outcome.finite)
         else:
             history.chunks.choose_all()
         self._ended, self._failure = True, failure
 
     def _hear(self, history):
         """Put off what is not sent, while lists are on their way.  When the norms have come, all ranks have started all lists."""
-        if self._told is None and _failure_of(self.norms) is None:
-            self._told = history.chunks.read(self.norms.wait())
-        if self._told is not None:
-            history.chunks.go_on(self._told)
-            if self._told.finite:
+        if self._outcome is None and _failure_of(self.norms) is None:
+            self._outcome = history.chunks.outcome(self.norms.wait())
+        if self._outcome is not None:
+            history.chunks.advance(self._outcome)
+            if self._outcome.finite:
                 history.put_off()
 
 
@@ -329,7 +329,7 @@ class SparseOptimizer(_Distributed):
                     added.add(slot)
         if not self._tally_layout.ranges and failure is None:
             gradients = [slot.p.grad for slot in self._tally_update if slot.p.grad is not None]
-            self.history.chunks.heard_dense(before)
+            self.history.chunks.advance_dense(before)
             self.history.settle_dense(not self.history.kept or all(one.isfinite().all() for one in gradients))
 
     def _tally_forget_step(self):
@@ -354,9 +354,9 @@ class SparseOptimizer(_Distributed):
         """As the optimizer's own, with "sparse_chunks": this rank's history."""
         return {**super().state_dict(), "sparse_chunks": save(self.history, _job.rank())}
 
-    def _tally_state_for_all(self):
+    def _tally_state_for_broadcast(self):
         """state_dict() without what concerns this rank alone."""
-        return {**super().state_dict(), "sparse_chunks": for_all(save(self.history, _job.rank()))}
+        return {**super().state_dict(), "sparse_chunks": for_broadcast(save(self.history, _job.rank()))}
 
     def load_state_dict(self, state_dict):
         """Like the optimizer's own.  A rank that loads another one's state begins with an empty history, and warns."""
