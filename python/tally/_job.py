@@ -18,7 +18,7 @@ from . import _leaving, _lib
 from ._errors import NotInitializedError, explain, failed
 from ._events import PATIENCE_S, Events
 from ._lib import blocking, lib
-from ._waits import await_event, call_aside
+from ._waits import Aside, await_event, call_aside
 
 _lock = threading.RLock()      # guards the opening and closing of the process's own job
 _use_lock = threading.RLock()  # held while the library uses a communicator, so that none is closed meanwhile
@@ -96,8 +96,8 @@ class Job:
                 raise unusable()
             yield self.comm
 
-    def wait_aside(self, function, *arguments):
-        """call_aside() for a function of the communicator.  close() waits for its end."""
+    def aside(self, function, *arguments):
+        """An Aside of a function of the communicator.  close() waits for its end."""
         ended = threading.Event()
         with self.in_use() as comm:
             address = comm.value
@@ -110,7 +110,7 @@ class Job:
                 self._waits.discard(ended)
                 ended.set()
 
-        return call_aside(run)
+        return Aside(run)
 
     def forget(self):
         """In a forked child, forget the parent's communicator, which the child must not touch."""
@@ -297,7 +297,7 @@ def report(timeout=10.0):
 
     timeout: seconds; Error (ETIMEDOUT) after it."""
     text = ctypes.c_void_p()
-    status, sentence = own.wait_aside(blocking.tally_comm_report, int(timeout * 1000), ctypes.byref(text))
+    status, sentence = own.aside(blocking.tally_comm_report, int(timeout * 1000), ctypes.byref(text)).wait()
     if status < 0:
         raise failed(status, "report", sentence)
     try:
@@ -306,17 +306,27 @@ def report(timeout=10.0):
         _lib.free(text)
 
 
+class Plan:
+    """An agreement of all ranks on a list of tensors, `names` of `sizes` bytes in order of submission.  Tally then splits the
+    whole list over the services exactly.  Collective."""
+
+    def __init__(self, names, sizes, space):
+        count = len(names)
+        self._aside = own.aside(blocking.tally_plan, space, count, (ctypes.c_char_p * count)(*[name.encode() for name in names]),
+                                (ctypes.c_uint64 * count)(*sizes))
+
+    def wait(self):
+        """Wait for it.  If a signal handler breaks that off, the next call goes on.  Raises Error on all ranks if lists differ."""
+        status, sentence = self._aside.wait()
+        if status == -errno.EBUSY:
+            raise ValueError(sentence)
+        if status < 0:
+            raise failed(status, "plan", sentence)
+
+
 def plan(names, sizes, space):
-    """Agree with all ranks on a list of tensors, `names` of `sizes` bytes in order of submission.  Tally then splits the whole
-    list over the services exactly.  Collective.  Raises Error on all ranks if lists differ."""
-    count = len(names)
-    status, sentence = own.wait_aside(blocking.tally_plan, space, count,
-                                      (ctypes.c_char_p * count)(*[name.encode() for name in names]),
-                                      (ctypes.c_uint64 * count)(*sizes))
-    if status == -errno.EBUSY:
-        raise ValueError(sentence)
-    if status < 0:
-        raise failed(status, "plan", sentence)
+    """Agree on a Plan."""
+    Plan(names, sizes, space).wait()
 
 
 # --- groups -----------------------------------------------------------------------------------------------

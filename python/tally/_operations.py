@@ -211,9 +211,9 @@ def _rejected(status, kind, call, comm):
 
 def _broken_off(error, op, kind, call, keep, result):
     """Handle an exception in a submission: an argument cannot be passed to the library, or a signal handler has raised it.
-    The other ranks are told, unless the operation is under way."""
+    The other ranks are told, unless the operation is under way; then it is the exception's `tally_operation`."""
     if op.value:
-        operation = Operation(op.value, call, keep, result)  # its memory is held until it has ended
+        operation = error.tally_operation = Operation(op.value, call, keep, result)  # its memory is held until it has ended
         if call.then is not None:
             (call.job or own).events.expect(op.value, lambda _: None, operation)  # or a later one's call would run in place of this one's
     elif isinstance(error, ctypes.ArgumentError):

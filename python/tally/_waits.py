@@ -30,33 +30,47 @@ def await_event(event, timeout=math.inf):
     return True
 
 
-def call_aside(function, *arguments, abandoned=None):
+class Aside:
+    """A call of a C function that may wait for long, in a thread of its own."""
+
+    def __init__(self, function, *arguments):
+        self._function, self._arguments = function, arguments
+        self._lock = threading.Lock()  # so that one thread knows that the other is through
+        self._ended = threading.Event()
+        self._outcome = self._abandoned = None
+        threading.Thread(target=self._run, name="tally-call", daemon=True).start()
+
+    def _run(self):
+        status = self._function(*self._arguments)
+        with self._lock:
+            self._outcome = status, _lib.error() if status < 0 else ""
+            self._ended.set()
+            then = self._abandoned
+        if then is not None:
+            then(status)
+
+    def wait(self):
+        """Returns (status, sentence).  If the wait is interrupted, the call continues, and the next wait goes on."""
+        await_event(self._ended)
+        return self._outcome
+
+    def abandon(self, then):
+        """Nobody waits any more: call then(status) at the end."""
+        with self._lock:
+            self._abandoned = then
+            ended = self._ended.is_set()
+        if ended:
+            then(self._outcome[0])
+
+
+def call_aside(function, *arguments, abandoned):
     """Call a C function that may wait for long in a thread of its own.
 
     Returns (status, sentence).  If the wait is interrupted, the call continues, and `abandoned(status)` runs at its end.
     """
-    outcome = []
-    lock = threading.Lock()  # so that one thread knows that the other is through
-    ended = threading.Event()
-    left = threading.Event()
-
-    def run():
-        status = function(*arguments)
-        with lock:
-            outcome.append((status, _lib.error() if status < 0 else ""))
-            ended.set()
-            late = left.is_set()
-        if late and abandoned is not None:
-            abandoned(status)
-
-    threading.Thread(target=run, name="tally-call", daemon=True).start()
+    aside = Aside(function, *arguments)
     try:
-        await_event(ended)
+        return aside.wait()
     except BaseException:
-        with lock:
-            left.set()
-            late = ended.is_set()
-        if late and abandoned is not None:
-            abandoned(outcome[0][0])
+        aside.abandon(abandoned)
         raise
-    return outcome[0]

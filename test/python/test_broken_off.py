@@ -1,4 +1,4 @@
-"""Steps of a DistributedOptimizer that a signal handler breaks off while they wait for gradients: the next call goes on."""
+"""Steps of a DistributedOptimizer that a signal handler breaks off: the next call goes on."""
 
 import sys
 
@@ -13,36 +13,45 @@ class BrokenOff(BaseException):
 
 
 SYNCHRONIZE = {"synchronize", "_tally_hear_frozen", "_tally_compared", "wait", "_end", "_hear", "_failure_of", "outcome", "advance", "put_off",
-               "settle", "runs", "choose_all", "_tally_reduced"}
+               "settle", "runs", "choose_all", "_tally_reduced", "make", "_lay", "lay_out"}
+BACKWARD = {"_tally_gradient_ready", "_tally_compare_frozen", "_tally_begin_comparison", "made", "_tally_hold", "_tally_note", "ready",
+            "start", "_tally_submit", "_tally_fill", "_take", "_submit", "_end", "_began"}
 
 
-def break_off(optimizer, names=SYNCHRONIZE, errors=()):
-    """Call synchronize() until it ends, or raises one of these errors.  It is broken off at its first line, the next time at its second one, and so on, in the
-    functions of these names.  Returns how often."""
+def broken_off(call, names, number, is_open=lambda: True):
+    """Call a function, and break it off at the `number`-th line of the functions of Tally's optimizers with these names.  Returns
+    whether it has so many."""
     def of_optimizer(frame, event, _):
         path = frame.f_code.co_filename
         return line if "/torch/horovod/" in path and frame.f_code.co_name in names else None
 
     def line(frame, event, _):
-        nonlocal left
-        if event == "line" and optimizer._tally_handles:  # while a step is open
-            left -= 1
-            if not left:
+        nonlocal number
+        if event == "line" and is_open():
+            number -= 1
+            if not number:
                 raise BrokenOff
         return line
 
+    sys.settrace(of_optimizer)
+    try:
+        call()
+        return False
+    except BrokenOff:
+        return True
+    finally:
+        sys.settrace(None)
+
+
+def break_off(optimizer, errors=()):
+    """Call synchronize() until it ends, or raises one of these errors.  It is broken off at its first line, the next time at its
+    second one, and so on.  Returns how often."""
     for number in range(1, 10000):
-        left = number
-        sys.settrace(of_optimizer)
         try:
-            optimizer.synchronize()
-            return number - 1
-        except BrokenOff:
-            pass
+            if not broken_off(optimizer.synchronize, SYNCHRONIZE, number, lambda: optimizer._tally_handles):  # while a step is open
+                return number - 1
         except errors:
             return number - 1
-        finally:
-            sys.settrace(None)
 
 
 def model_of(kind):
@@ -80,6 +89,37 @@ def test_a_step_is_broken_off(three, kind):
     assert min(broken[1][1]) > 20, broken[1][1]
     for values, _ in broken:
         assert all(reference.same(p, q) == 0 for p, q in zip(values, plain[0][0]))
+
+
+def backward(kind):
+    """(the parameters behind some steps, at how many lines rank 1 has broken off a backward), where step() goes on each time."""
+    import torch
+    t = hvd()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3)))
+    options = {"sparse": t.SparseChunks(0.3, 0, 64)} if kind == "chunks" else {"lazy": 4096 * (kind == "ranges")}
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), **options)
+    draw = torch.Generator().manual_seed(t.rank())
+    for number in range(1, 400):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 16, generator=draw)).square().sum()
+        more = t.rank() == 1 and broken_off(loss.backward, BACKWARD, number)
+        if t.rank() != 1:
+            loss.backward()
+        optimizer.step()
+        if not t.broadcast_object(more, 1):
+            break
+    assert bool(optimizer._tally_layout.ranges) == (kind != "plain")
+    return [p.detach().numpy().copy() for p in model.parameters()], number - 1
+
+
+@pytest.mark.parametrize("kind", ("plain", "ranges", "chunks"))
+def test_a_backward_is_broken_off(three, kind):
+    """The ranks stay in step: each gradient of a step is submitted once."""
+    told = three(backward, kind)
+    assert 50 < told[1][1] < 390, told[1][1]
+    for values, _ in told:
+        assert all(reference.same(p, q) == 0 for p, q in zip(values, told[0][0]))
 
 
 def refused(kind):

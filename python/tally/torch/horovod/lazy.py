@@ -132,6 +132,7 @@ class Range:
     def expect(self):
         """A step begins."""
         self._left = len(self.slots)  # gradients that backward has not made
+        self._handle = None           # the reduction of the whole
 
     def is_frozen(self):
         """Whether a parameter needs no gradient here now."""
@@ -151,6 +152,11 @@ class Range:
 
     def start(self, optimizer, slot):
         """Submit the range.  Zeros stand for gradients that are not there."""
+        live = [one for one in self.slots if one.p.requires_grad]
+        if self._handle is not None:  # a signal handler has broken this off
+            for one in live:
+                optimizer._tally_began(one, self._handle)
+            return
         changed = {one for one in self.slots if one in optimizer._tally_sent and optimizer._tally_is_changed(one)}
         places, late = self._places, []
         odd = [one for one in self.slots if one.p.grad is None or not one.p.requires_grad or not places.place(one.p, late)]
@@ -161,14 +167,13 @@ class Range:
         pairs = [(one.p.grad.data, places.at(one.p)) for one in aside]
         for gradient, place in pairs:
             place.copy_(gradient)
-        live = [one for one in self.slots if one.p.requires_grad]
         priority, whole = max(one.priority for one in live), places.whole(slot.p)
         if self.call.priority != priority:
             self.call = self.call.but(priority=priority)
         call = self.call.but(finish=_put_back(pairs)) if pairs else self.call
-        handle = optimizer._tally_hand_over(self.slots, reduce, call, whole, whole)
+        self._handle = optimizer._tally_hand_over(self.slots, reduce, call, whole, whole)
         for one in live:
-            optimizer._tally_began(one, handle)
+            optimizer._tally_began(one, self._handle)
             if one not in changed:
                 optimizer._tally_note(one)
 
@@ -218,6 +223,7 @@ class Layout:
         self.theta = theta
         self.ranges = []
         self._open = theta != 0  # the ranks have not laid out gradients
+        self._word = self._plan = None  # what they agree on meanwhile: the sum of their words, the plan of the new list
 
     def begin_anew(self, units):
         """Forget the ranges: there is another communicator, or there are other parameters."""
@@ -225,6 +231,7 @@ class Layout:
             for slot in one.slots:
                 units[slot.number] = ALONE
         self.ranges, self._open = [], self.theta != 0
+        self._word = self._plan = None
 
     def expect(self):
         """A step begins."""
@@ -240,34 +247,46 @@ class Layout:
         return self._open and order.next() is not None
 
     def make(self, optimizer):
-        """Lay out gradients for the order that counts from the next step on.  All ranks but those in join() call it."""
+        """Lay out gradients for the order that counts from the next step on.  All ranks but those in join() call it.  If a signal
+        handler breaks it off, the next call goes on."""
         slots = [optimizer._tally_slots[number] for number in reversed(optimizer._tally_order.next())]
         slots = [slot for slot in slots if slot.reduced]
-        theta, seen, other = self._agree(optimizer, slots)
-        if theta is None:
-            return
-        self._open = False
-        self._lay(optimizer, slots, theta, [slot.p.dtype if seen[i] and not other[i] else None for i, slot in enumerate(slots)])
-        for one in self.ranges:
-            for slot in one.slots:
-                optimizer._tally_units[slot.number] = one
+        try:
+            if self._word is None:
+                self._word = self._submit(optimizer, slots)
+            ranks, theta, *rest = self._word.wait().tolist()
+            if ranks == _job.size():  # else a rank is in join()
+                kinds = [slot.p.dtype if seen and not other else None for slot, seen, other in zip(slots, rest[::2], rest[1::2])]
+                ranges = self._lay(optimizer, slots, theta, kinds)
+                for one in ranges:
+                    for slot in one.slots:
+                        optimizer._tally_units[slot.number] = one
+                self.ranges, self._open = ranges, False
+        except Exception as error:
+            if not _where.is_handlers(error):
+                self._open = self._plan is None  # else the lists differ, and would the next time
+                self._word = self._plan = None
+            raise
+        self._word = self._plan = None
 
     def _lay(self, optimizer, slots, theta, kinds):
-        """Make the ranges of a list of gradients.  kinds: as for lay_out()."""
+        """The ranges of a list of gradients, on whose plan the ranks have agreed.  kinds: as for lay_out()."""
         rooms = [offsets([bytes_of(slot.p)])[1] for slot in slots]
         units = [[slots[i] for i in unit] for unit in lay_out(rooms, kinds, theta)]
         several = [unit for unit in units if len(unit) > 1]
         if not several:
-            return
+            return []
         places = Places(([slot.p for slot in unit] for unit in several), ordinary=True)
         ranges = {id(unit): Range(unit, places, unit[0].call.but(name="%s/range.%d" % (optimizer._tally_prefix, number)))
                   for number, unit in enumerate(several)}
-        optimizer._tally_plan([ranges.get(id(unit), unit[0]) for unit in units])
-        self.ranges = list(ranges.values())
+        if self._plan is None:
+            self._plan = optimizer._tally_plan([ranges.get(id(unit), unit[0]) for unit in units])
+        self._plan.wait()
+        return list(ranges.values())
 
-    def _agree(self, optimizer, slots):
-        """(θ; for each gradient on how many ranks backward has made it, and on how many it fits in no range).  θ None: a rank
-        is in join()."""
+    def _submit(self, optimizer, slots):
+        """Submit this rank's word: 1, so that the sum is the number of ranks; from rank 0, θ; and for each gradient, whether
+        backward has made one that fits in a range, and whether one does not fit."""
         words = torch.zeros(2 + 2 * len(slots), dtype=torch.int64, device="cpu")
         words[0] = 1
         if _job.rank() == 0:
@@ -275,9 +294,7 @@ class Layout:
         fitting = [optimizer._tally_units[slot.number] is ALONE and _fits(slot) for slot in slots]
         words[2::2] = torch.tensor([fit and slot.seen for fit, slot in zip(fitting, slots)])
         words[3::2] = torch.tensor([not fit for fit in fitting])
-        reduce(Call(optimizer._tally_prefix + "/layout", space=GRADIENT), words, words).wait()
-        ranks, theta, *rest = words.tolist()
-        return (theta if ranks == _job.size() else None), rest[::2], rest[1::2]
+        return reduce(Call(optimizer._tally_prefix + "/layout", space=GRADIENT), words, words)
 
 
 def _fits(slot):

@@ -228,17 +228,19 @@ class _Distributed(Shared):
                  "sparse=%s" % (self._tally_sparse,),
                  *("parameter %r of shape %s, %s" % (slot.name, tuple(slot.p.shape), slot.p.dtype) for slot in self._tally_update)],
                 self._tally_process_set)
-        self._tally_plan(reversed(self._tally_update))
+        plan = self._tally_plan(reversed(self._tally_update))
+        if plan is not None:
+            plan.wait()
 
     def _tally_plan(self, units):
-        """Agree on the list of what is submitted in a step: gradients (slots) and ranges, in order."""
+        """Begin to agree on the list of what is submitted in a step: gradients (slots) and ranges, in order.  Returns the Plan, or
+        None if there is nothing to agree on."""
         names, sizes = [], []
         for unit in units:
             for name, size in self._tally_parts(unit) if isinstance(unit, _Slot) else [(unit.call.name, unit.length)]:
                 names.append(name)
                 sizes.append(size)
-        if names and self._tally_of_all:
-            _job.plan(names, sizes, GRADIENT)
+        return _job.Plan(names, sizes, GRADIENT) if names and self._tally_of_all else None
 
     def _tally_parts(self, slot):
         """The operations of a gradient: their names and bytes."""
@@ -280,7 +282,6 @@ class _Distributed(Shared):
         self._tally_abandon()
         self._tally_synchronized = self._tally_unscaled = False
         self._tally_should_synchronize = True
-        self._tally_expect_all()
 
     def set_backward_passes_per_step(self, passes):
         """Set the number of backward passes that add to a gradient before it is reduced."""
@@ -334,8 +335,8 @@ class _Distributed(Shared):
                     self._tally_slots[number].priority = -place
             words = torch.tensor([0] * _job.size() + places, dtype=torch.int32, device="cpu")
             words[_job.rank()] = 1 + zlib.crc32(bytes(slot.p.requires_grad for slot in self._tally_update)) % (1 << 30)
-            handle = reduce(Call(self._tally_prefix + "/frozen", space=GRADIENT), words, words)
-            self._tally_frozen = handle, _job.generation()
+            call = Call(self._tally_prefix + "/frozen", space=GRADIENT)
+            self._tally_frozen = reduce(call, words, words), _job.generation()
 
     def _tally_hold(self, slot):
         """A gradient is to start later in this step."""
@@ -403,11 +404,16 @@ class _Distributed(Shared):
         return self._tally_hand_over([slot], reduce, call, sent, sent)
 
     def _tally_hand_over(self, slots, submit, *arguments):
-        """submit(*arguments), which tells the other ranks if it raises."""
+        """submit(*arguments), which tells the other ranks if it raises, unless the operation is under way.  Then a signal handler
+        has raised, and the step goes on with that operation."""
         try:
             return submit(*arguments)
-        except Exception as error:
-            if not _where.is_handlers(error):
+        except BaseException as error:
+            operation = error.__dict__.pop("tally_operation", None)
+            if operation is not None and submit is reduce:
+                for slot in slots:
+                    self._tally_began(slot, operation)
+            elif isinstance(error, Exception) and not _where.is_handlers(error):
                 self._tally_refused.update(dict.fromkeys(slots, error))
             raise
 
@@ -423,43 +429,43 @@ class _Distributed(Shared):
         if self._tally_frozen is not None:
             self._tally_handles[None] = self._tally_frozen[0]
         self._tally_drop()
-        self._tally_frozen = None
         self._tally_order.begin_anew(self._tally_observes())
-        self._tally_expect_all()
         self._tally_synchronized = self._tally_unscaled = False
 
     def _tally_abandon(self):
         """End the step of a backward that no step() follows.  The other ranks may have reached parameters that this one has not:
         zeros stand for these gradients, as at the end of each step."""
-        due, frozen = False, self._tally_frozen
-        if (_job.is_initialized() and self._tally_agreed == _job.generation()
-                and any(slot.delay <= 0 for slot in self._tally_update)):
-            self._tally_submit_rest()
-            self._tally_hear_frozen()
-            due, frozen = self._tally_layout.is_due(self._tally_order), None
-        self._tally_drop()
-        self._tally_frozen = frozen
+        begun = any(slot.delay <= 0 for slot in self._tally_update) or any(self._tally_handles.values())
+        if not begun or not _job.is_initialized() or self._tally_agreed != _job.generation():
+            self._tally_drop(self._tally_frozen)
+            return
+        self._tally_submit_rest()
+        self._tally_hear_frozen()
         try:
-            if due:
+            if self._tally_layout.is_due(self._tally_order):
                 self._tally_layout.make(self)
-        except _errors.Error as error:  # what is loaded counts nonetheless
+        except Exception as error:  # what is loaded counts nonetheless
             if _where.is_handlers(error):
                 raise
+        self._tally_drop()
 
     def _tally_forget_step(self):
         """No reductions are left."""
         # At once, for signal handlers.
         self._tally_handles, self._tally_sent, self._tally_refused, self._tally_frozen = {}, {}, {}, None
 
-    def _tally_drop(self):
-        """Wait for the reductions of a backward that no step follows, and forget them."""
+    def _tally_drop(self, comparison=None):
+        """Wait for the reductions of a backward that no step follows, and forget them.  comparison: of frozen parameters, for the
+        next step."""
         for handle in filter(None, self._tally_handles.values()):
             try:
                 handle.wait()
             except Exception as error:
                 if _where.is_handlers(error):
                     raise
-        self._tally_handles, self._tally_sent, self._tally_refused = {}, {}, {}
+        self._tally_expect_all()  # first, for a signal handler that breaks this off
+        self._tally_forget_step()
+        self._tally_frozen = comparison
 
     def synchronize(self):
         """Wait until all gradients are reduced.  Gradients that this pass has not reached count as zeros.
@@ -467,8 +473,7 @@ class _Distributed(Shared):
         For code that must see reduced gradients before the step, such as clipping; call step() in skip_synchronize()
         then.
         Raises Error, after all have ended, if a reduction failed, or if a gradient was changed in flight (unless
-        through .data).  If a signal handler breaks it off while it waits for gradients, the next call goes on.  The step in which
-        the ranks lay out small gradients also waits for that.  If it is broken off there, make the optimizer once more on all ranks.
+        through .data).  If a signal handler breaks it off while it waits, the next call goes on.
         """
         failure = self._tally_submit_missing()
         frozen_failure = self._tally_hear_frozen()
@@ -491,15 +496,16 @@ class _Distributed(Shared):
                     failure = failure or error
         failure = failure or frozen_failure
         self._tally_reduced(failure)
-        self._tally_expect_all()
-        self._tally_forget_step()
-        self._tally_synchronized, self._tally_unscaled = True, False
         try:
             if due:
                 self._tally_layout.make(self)
         except Exception as error:
-            if failure is None or _where.is_handlers(error):
+            if _where.is_handlers(error):
                 raise
+            failure = failure or error
+        self._tally_expect_all()
+        self._tally_forget_step()
+        self._tally_synchronized, self._tally_unscaled = True, False
         if failure is not None:
             raise failure
 

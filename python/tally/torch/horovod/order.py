@@ -51,6 +51,7 @@ class Order:
     def _forget(self):
         self._used, self._made = {}, {}  # ordered sets: of this step's forward, of backward
         self._open = True                # forward of this step has not ended in a backward
+        self._word = None                # what begin() has returned for this step
         self._gated = False              # gates have spoken in this step's forward
         self._same = 0                   # looks in a row that have found what is published
         self.looks = self._observes      # at this step
@@ -67,16 +68,20 @@ class Order:
 
     def begin(self):
         """Backward begins: the step's word is due.  Returns (whether the order that counts is another one now, numbers for
-        the word: 1 + the place of each parameter, or zeros where there is nothing to publish)."""
-        self._step += 1
-        changed = False
-        while self._pending and self._pending[0][0] <= self._step:
+        the word: 1 + the place of each parameter, or zeros where there is nothing to publish).  A second call behind a signal
+        handler returns the same."""
+        if self._word is not None:
+            return self._word
+        step, changed = self._step + 1, False
+        while self._pending and self._pending[0][0] <= step:
             new = self._pending.pop(0)[1]
             changed |= new != self.order
             self.order = new
         seen, self._gated = list(self._used) or list(reversed(self._made)), bool(self._used)
         self._used, self._made, self._open = {}, {}, False
-        return changed, self._publish(seen)
+        word = changed, self._publish(seen)
+        self._step, self._word = step, word
+        return word
 
     def _publish(self, seen):
         zeros = [0] * self.count
@@ -106,7 +111,7 @@ class Order:
 
     def end(self):
         """The step is done: what comes is the next one's forward."""
-        self._open = True
+        self._open, self._word = True, None
         self.looks = self._observes and (self._same < SETTLED or self._step % EVERY == 0)
 
     def begin_anew(self, observes, count=None):

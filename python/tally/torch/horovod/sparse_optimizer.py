@@ -34,9 +34,14 @@ class _Exchange:
     """Handle of all operations of a step."""
 
     def __init__(self, unit):
-        self._unit, self.operations, self.norms, self.reason = unit, [], None, None
+        self._unit, self.lists, self.norms, self.reason = unit, {}, None, None  # lists: Call -> operation
         self._outcome = None  # of the step, once the norms have come
         self._ended, self._failure = False, None
+
+    @property
+    def operations(self):
+        """What is under way, or has ended."""
+        return [*self.lists.values(), *filter(None, [self.norms])]
 
     def wait(self):
         """Wait for all, and settle the step once.  If a signal handler breaks it off, the next call goes on."""
@@ -103,8 +108,8 @@ class ChunkedGradients:
 
     def expect(self):
         """A step begins."""
-        self._left = dict.fromkeys(self.slots)  # gradients that are not there, in order
-        self._lists = None                      # [(Call, ranges, slots that are not there)] of those that have not started
+        self._left = dict.fromkeys(self.slots, False)  # gradients that are not there, in order: whether G has gradient + H
+        self._lists = None                             # [(Call, ranges, slots that are not there)]
         self._exchange = _Exchange(self)
 
     def is_frozen(self):
@@ -133,7 +138,8 @@ class ChunkedGradients:
             optimizer._tally_refused.update(dict.fromkeys(self.slots, reason))
             exchange.reason = reason
             for call, _, _ in self._cut():
-                _calls.refuse(PUSH_PULLV, call, reason)
+                if call not in exchange.lists:
+                    _calls.refuse(PUSH_PULLV, call, reason)
             _calls.refuse(PUSH_PULL, self._norms, reason)
             self._began(optimizer)
 
@@ -147,11 +153,12 @@ class ChunkedGradients:
                 optimizer._tally_began(one, self._exchange)
 
     def _end(self, optimizer):
-        """All gradients are there, and all lists under way."""
+        """All gradients are there: have all lists and the norms under way."""
         if self._exchange.reason is None:
-            message = self.history.message(_job.rank() == 0)
-            self._exchange.norms = reduce(self._norms, message, message)
-            self._exchange.operations.append(self._exchange.norms)
+            self._submit()
+            if self._exchange.norms is None:  # else a signal handler has broken off what follows
+                message = self.history.message(_job.rank() == 0)
+                self._exchange.norms = reduce(self._norms, message, message)
             self._began(optimizer)
 
     def _lay(self, slot, shape):
@@ -176,9 +183,11 @@ class ChunkedGradients:
             return
         if p.requires_grad:
             changed = optimizer._tally_is_changed(slot)
-            optimizer._tally_fill(slot)
-            self._check(optimizer, slot, place)
-            self.history.add(slot.name, p.grad)
+            if not self._left[slot]:
+                optimizer._tally_fill(slot)
+                self._check(optimizer, slot, place)
+                self.history.add(slot.name, p.grad)
+                self._left[slot] = True  # if a signal handler breaks this off, H counts once nonetheless
             p.grad = place
             if not changed:  # else what is there stays, and tells
                 optimizer._tally_note(slot)
@@ -186,15 +195,17 @@ class ChunkedGradients:
             if p.grad is place:
                 p.grad = place.clone()  # of an earlier step
             self.history.leave_out(slot.name)
-        del self._left[slot]
-        gradients, lists = self.history.gradients, self._cut()
-        for entry in [*lists]:
-            call, ranges, missing = entry
+        for _, _, missing in self._cut():
             missing.discard(slot)
-            if not missing:
-                lists.remove(entry)
-                self._exchange.operations.append(
-                    _operations.push_pullv(call, gradients.data_ptr(), gradients.data_ptr(), ranges, FLOAT32, gradients))
+        del self._left[slot]
+        self._submit()
+
+    def _submit(self):
+        """Start the lists whose gradients are there."""
+        gradients, lists = self.history.gradients, self._exchange.lists
+        for call, ranges, missing in self._cut():
+            if not missing and call not in lists:
+                lists[call] = _operations.push_pullv(call, gradients.data_ptr(), gradients.data_ptr(), ranges, FLOAT32, gradients)
 
     def _check(self, optimizer, slot, place):
         """Refuse a gradient that cannot lie in its place, or whose parameter's pieces cannot be updated."""
@@ -211,7 +222,7 @@ class ChunkedGradients:
             raise error
 
     def _cut(self):
-        """The lists that have not started.  Each has about as many of the chosen chunks; the last one what is always sent."""
+        """The lists.  Each has about as many of the chosen chunks; the last one what is always sent."""
         if self._lists is None:
             chunks = self.history.chunks
             chosen = chunks.chosen.nonzero().flatten().tolist()
@@ -250,13 +261,13 @@ class ChunkLayout(Layout):
 
     def _lay(self, optimizer, slots, theta, kinds):
         layout = GradientLayout({slot.name: slot.p for slot in slots})
-        if layout.length:
-            before = optimizer.history
-            history = History(Chunks(optimizer._tally_sparse, layout))
-            history.take(before)
-            history.chunks.choose_all()
-            optimizer.history = history
-            self.ranges = [ChunkedGradients(optimizer, slots, history)]
+        if not layout.length:
+            return []
+        history = History(Chunks(optimizer._tally_sparse, layout))
+        history.take(optimizer.history)
+        history.chunks.choose_all()
+        optimizer.history = history
+        return [ChunkedGradients(optimizer, slots, history)]
 
 
 def check(sparse, kind, others):
@@ -336,10 +347,10 @@ class SparseOptimizer(_Distributed):
         super()._tally_forget_step()
         self._tally_ending = None, 0, ()  # it keeps gradients
 
-    def _tally_drop(self):
+    def _tally_drop(self, comparison=None):
         for unit in self._tally_layout.ranges:
             unit.drop()
-        super()._tally_drop()
+        super()._tally_drop(comparison)
 
     def _tally_begin_anew(self):
         super()._tally_begin_anew()
