@@ -1,5 +1,7 @@
 """Memory that the ranks of a machine share, and gradients in it."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -210,3 +212,38 @@ def sizes():
 def test_sizes_as_torch_has_them(machine):
     for shapes in machine(sizes):
         assert shapes == [(5,), (2, 3), (1, 2)]
+
+
+def in_use(options):
+    """Bytes of gradients' places in use behind the first step and the last one, where ranks lay out gradients between."""
+    import torch
+    from tally import _memory
+    t, real, arrays = hvd(), _memory.alloc, []
+
+    def alloc(length):
+        array = real(length)
+        arrays.append((length, weakref.ref(array)))
+        return array
+
+    _memory.alloc = alloc
+    try:
+        torch.manual_seed(0)
+        model, found = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))), []
+        options = {"sparse": t.SparseChunks(0.5, 0, 1024)} if options == "sparse" else options
+        optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), **options)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(2, 64)).sum().backward()
+            optimizer.step()
+            found.append(sum(length for length, one in arrays if one() is not None))
+        assert optimizer._tally_layout.ranges
+        return found[0], found[-1]
+    finally:
+        _memory.alloc = real
+
+
+@pytest.mark.parametrize("options, places", (("sparse", 0), ({"lazy": 1 << 20}, 1)), ids=str)
+def test_places_that_no_gradient_has_any_more(machine, options, places):
+    """Once all gradients lie in ranges, which have places of their own, the first ones are free."""
+    gradients = 4 * 4 * (64 * 64 + 64)
+    assert machine(in_use, options) == [(gradients, places * gradients)] * 3

@@ -262,6 +262,8 @@ class Layout:
                     for slot in one.slots:
                         optimizer._tally_units[slot.number] = one
                 self.ranges, self._open = ranges, False
+                if set(slots) == {slot for one in ranges for slot in one.slots}:
+                    optimizer._tally_places = Places(())  # none starts alone any more: the memory is free
         except Exception as error:
             if not _where.is_handlers(error):
                 self._open = self._plan is None  # else the lists differ, and would the next time

@@ -134,7 +134,7 @@ class _Distributed(Shared):
         self._tally_slots = [_Slot(p, name, number, backward_passes_per_step)
                        for number, (p, name) in enumerate(dict(parameters).items())]
         self._tally_update = [slot for slot in self._tally_slots if slot.reduced]
-        self._tally_places = self._tally_make_places()
+        self._tally_places = None                                       # of gradients that start alone
         self._tally_process_set = process_set
         self._tally_alone = not process_set.included() or process_set.size() == 1  # as Horovod has it for a rank outside
         self._tally_of_all = process_set.included() and process_set.group() is None
@@ -187,9 +187,6 @@ class _Distributed(Shared):
     def _tally_make_layout(self, theta):
         return Layout(theta)
 
-    def _tally_make_places(self):
-        return Places([slot.p] for slot in reversed(self._tally_update))
-
     def _tally_register(self, slots):
         optimizer = weakref.ref(self)
         for slot in slots:
@@ -213,6 +210,7 @@ class _Distributed(Shared):
         """Agree with the ranks on the treatment of gradients, and on the parameters, in the order in which backward
         makes their gradients: output first."""
         number = _take_number(self._tally_process_set)
+        self._tally_places = Places([slot.p] for slot in reversed(self._tally_update))
         self._tally_order.begin_anew(self._tally_observes(), len(self._tally_slots))
         self._tally_layout.begin_anew(self._tally_units)
         self._tally_prefix = "" if number == 0 else "%d:" % number
@@ -265,7 +263,6 @@ class _Distributed(Shared):
         self._tally_slots += added
         self._tally_units += [ALONE] * len(added)
         self._tally_update += [slot for slot in added if slot.reduced]
-        self._tally_places = self._tally_make_places()
         if not self._tally_alone:
             self._tally_register([slot for slot in added if slot.reduced])
             self._tally_agree()
