@@ -222,6 +222,43 @@ def test_a_state_is_loaded_between_passes(three):
     same_on_all(three(passes))
 
 
+def unreached(options):
+    """The backward in front of a state that is loaded has reached nothing on rank 1: what the steps behind that raise, or None."""
+    from tally import Error
+    t = hvd()
+    model, optimizer, backward = branched(options)
+    backward(0)
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.zero_grad()
+    if t.rank() != 1:
+        backward(0)
+    optimizer.load_state_dict(state)
+    errors = []
+    for _ in range(1 + (t.rank() == 1)):  # rank 1's first step has met the others' backward
+        optimizer.zero_grad()
+        backward(0)
+        try:
+            optimizer.step()
+            optimizer.synchronize() if options.get("cross_barrier") else None
+            errors.append(None)
+        except Error as error:
+            errors.append(str(error))
+    return errors
+
+
+@pytest.mark.parametrize("options", ({"lazy": 0}, {"lazy": 0, "cross_barrier": True}), ids=str)
+def test_a_state_is_loaded_behind_a_backward_that_reaches_nothing(options):
+    """Ranks that are a step apart hear it."""
+    job = jobs.Ranks(3, 1)
+    try:
+        for rank, errors in enumerate(job(unreached, options)):
+            assert errors[:-1] == [None] * (rank == 1)
+            assert "1 on rank 0, 0 on rank 1, 1 on rank 2" in errors[-1] or "1 on ranks 0, 2, 0 on rank 1" in errors[-1], errors
+    finally:
+        job.close()
+
+
 def restored():
     """elastic.run() behind a failure that comes after unlike branches."""
     from tally import Error

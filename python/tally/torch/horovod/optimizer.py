@@ -41,6 +41,9 @@ _owners = {}
 _numbered = {}  # process set's number -> (generation of the communicator, optimizers made in it)
 
 
+_DROPPED = 1 << 24  # in a rank's word of each step (_tally_begin_comparison): the unit of dropped steps, above what is frozen
+
+
 def _take_number(process_set):
     """0 for a process set's first optimizer in a communicator, then 1, and so on.  It is the same on all its ranks,
     because making an optimizer is collective.  It keeps the names of several optimizers apart."""
@@ -152,6 +155,7 @@ class _Distributed(Shared):
         self._tally_unscaled = False                                    # a GradScaler has, behind the reduction
         self._tally_should_synchronize = True
         self._tally_agreed = 0                                          # generation whose plan this optimizer is in
+        self._tally_dropped = 0                                         # steps that a loaded state has dropped since; see _DROPPED
         self._tally_prefix = ""                                          # of names, that keeps several optimizers apart
         self._tally_units = [ALONE] * len(self._tally_slots)                  # how each slot, by its number, starts: see lazy.py
         for group in self._tally_split(groups):
@@ -215,6 +219,7 @@ class _Distributed(Shared):
         self._tally_layout.begin_anew(self._tally_units)
         self._tally_prefix = "" if number == 0 else "%d:" % number
         self._tally_agreed, group = _job.generation(), self._tally_process_set.group()
+        self._tally_dropped = 0
         for slot in self._tally_slots:
             slot.call = Call(self._tally_prefix + slot.name, self._tally_op, group, 0, 1.0 / self._tally_predivide,
                              self._tally_predivide, GRADIENT)
@@ -268,8 +273,8 @@ class _Distributed(Shared):
             self._tally_agree()
 
     def load_state_dict(self, state_dict):
-        """Like the optimizer's own.  Behind a backward, which every rank must have run, all ranks call it: that step's reductions
-        end first, and are forgotten."""
+        """Like the optimizer's own.  Behind a backward, which must have reached a parameter on every rank, all ranks call it: that
+        step's reductions end first, and are forgotten."""
         self._tally_begin_over()
         super().load_state_dict(state_dict)
 
@@ -331,7 +336,8 @@ class _Distributed(Shared):
                 for place, number in enumerate(self._tally_order.order):
                     self._tally_slots[number].priority = -place
             words = torch.tensor([0] * _job.size() + places, dtype=torch.int32, device="cpu")
-            words[_job.rank()] = 1 + zlib.crc32(bytes(slot.p.requires_grad for slot in self._tally_update)) % (1 << 30)
+            frozen = zlib.crc32(bytes(slot.p.requires_grad for slot in self._tally_update)) % _DROPPED
+            words[_job.rank()] = 1 + frozen + self._tally_dropped % 64 * _DROPPED
             call = Call(self._tally_prefix + "/frozen", space=GRADIENT)
             self._tally_frozen = reduce(call, words, words), _job.generation()
 
@@ -426,6 +432,7 @@ class _Distributed(Shared):
         if self._tally_frozen is not None:
             self._tally_handles[None] = self._tally_frozen[0]
         self._tally_drop()
+        self._tally_dropped = 0
         self._tally_order.begin_anew(self._tally_observes())
         self._tally_synchronized = self._tally_unscaled = False
 
@@ -445,6 +452,7 @@ class _Distributed(Shared):
             if _where.is_handlers(error):
                 raise
         self._tally_drop()
+        self._tally_dropped += 1
 
     def _tally_forget_step(self):
         """No reductions are left."""
@@ -548,7 +556,7 @@ class _Distributed(Shared):
         """As _tally_hear_frozen(), from this comparison's handle.
 
         The other ranks may wait for a parameter that is frozen here.  So if ranks differ, all are told, for each
-        parameter by its name.
+        parameter by its name.  All ranks hear if they have dropped unlike numbers of steps: they are a step apart.
         """
         try:
             words = handle.wait().tolist()
@@ -560,9 +568,14 @@ class _Distributed(Shared):
             self._tally_order.end()
         size = _job.size()
         self._tally_order.heard(words[size:])
-        if len({word for word in words[:size] if word}) < 2:
-            return self._tally_start_all(self._tally_late)
-        failure = None
+        known = {rank: word - 1 for rank, word in enumerate(words[:size]) if word}
+        dropped, failure = {rank: "%d" % (word // _DROPPED) for rank, word in known.items()}, None
+        if len(set(dropped.values())) > 1:
+            failure = _errors.disagreement("steps dropped because a state was loaded between backward, which must reach a "
+                                           "parameter on each rank, and step()", dropped)
+        if len({word % _DROPPED for word in known.values()}) < 2:
+            late = self._tally_start_all(self._tally_late)
+            return failure or late
         for slot in self._tally_update:
             if self._tally_handles.get(slot) is None and not slot.p.requires_grad:
                 error = _errors.disagreement("%r" % slot.name, {_job.rank(): "frozen (requires_grad is False)"})
