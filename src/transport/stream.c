@@ -5,6 +5,9 @@
  * Sending: sendmsg() takes a batch's headers and payloads from where they lie.  The kernel then has a copy, so a packet
  * that is handed over is also completed.
  *
+ * A socket takes little ahead of what it has sent, so a batch is often cut short.  If the kernel had room when that began, its
+ * rest follows all the same: nothing can overtake it, and each wait for room would cost a wake-up.  The next batch waits.
+ *
  * Wake-ups.  A wake-up costs more than the packet for which it comes.  SO_RCVLOWAT has epoll sleep until the rest of a
  * payload has come, or 64 KB of it.
  *
@@ -42,7 +45,7 @@ void tly_stream_init(struct tly_stream *s, struct tly_loop *loop, int fd, bool c
     s->watch = (struct tly_watch){.fd = fd, .ready = stream_on_ready};
     s->io = io;
     s->connecting = connecting;
-    s->low_water = io ? 0 : 1;
+    s->low_water = io->receive ? 0 : 1;
 }
 
 int tly_stream_start(struct tly_channel *c)
@@ -77,31 +80,49 @@ static void stream_watch_for(struct tly_stream *s, uint32_t events)
 
 /* --- sending ------------------------------------------------------------------------------------- */
 
-static ssize_t stream_send_batch(struct tly_stream *s, const struct tly_packet *packet, uint32_t count)
+/* Of a batch, what lies behind its first `skip` bytes. */
+static ssize_t stream_send_batch(struct tly_stream *s, const struct tly_packet *packet, uint32_t count,
+                                 size_t skip)
 {
     struct iovec iov[3 * TLY_STREAM_BATCH];
     int n = 0;
-    uint32_t skip = s->done;
     for (uint32_t i = 0; i < count; i++) {
         const struct tly_packet *p = &packet[i];
-        if (skip < p->head)
-            iov[n++] = (struct iovec){(void *)(p->header + skip), p->head - skip};
-        uint32_t done = skip > p->head ? skip - p->head : 0;
-        if (p->len > done)
-            iov[n++] = (struct iovec){(void *)(p->payload + done), p->len - done};
-        if (p->trailer_len) {
-            uint32_t before = p->head + p->len, past = skip > before ? skip - before : 0;
-            iov[n++] = (struct iovec){(void *)(p->trailer + past), p->trailer_len - past};
+        const struct iovec pieces[] = {{(void *)p->header, p->head},
+                                       {(void *)p->payload, p->len},
+                                       {(void *)p->trailer, p->trailer_len}};
+        for (int k = 0; k < 3; k++) {
+            size_t past = skip < pieces[k].iov_len ? skip : pieces[k].iov_len;
+            skip -= past;
+            if (past < pieces[k].iov_len)
+                iov[n++] = (struct iovec){(uint8_t *)pieces[k].iov_base + past, pieces[k].iov_len - past};
         }
-        skip = 0;
     }
     struct msghdr m = {.msg_iov = iov, .msg_iovlen = (size_t)n};
     ssize_t r;
     do
-        r = s->io ? s->io->send(s, &m, MSG_NOSIGNAL | MSG_DONTWAIT)
-                  : sendmsg(s->watch.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+        r = s->io->send ? s->io->send(s, &m, MSG_NOSIGNAL | MSG_DONTWAIT)
+                        : sendmsg(s->watch.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (r < 0 && errno == EINTR);
     return r;
+}
+
+/* The kernel gets the rest of a batch of which it has just taken some: nothing overtakes that, wherever it waits. */
+static ssize_t stream_send_rest(struct tly_stream *s, const struct tly_packet *packet, uint32_t count,
+                                size_t taken)
+{
+    if (!s->io->lift || !s->io->lift(s, taken))
+        return 0;
+    ssize_t r = stream_send_batch(s, packet, count, s->done + taken);
+    s->io->lower(s);
+    return r > 0 ? r : 0;
+}
+
+static int stream_await_room(struct tly_stream *s)
+{
+    s->full = true;
+    stream_watch_for(s, EPOLLIN | EPOLLOUT);
+    return -EAGAIN;
 }
 
 int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n)
@@ -109,14 +130,19 @@ int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n
     struct tly_stream *s = stream_of(c);
     if (n > TLY_STREAM_BATCH)
         n = TLY_STREAM_BATCH;
-    ssize_t r = stream_send_batch(s, packet, n);
-    if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-        s->full = true;
-        stream_watch_for(s, EPOLLIN | EPOLLOUT);
-        return -EAGAIN;
-    }
+    if (s->full)
+        return stream_await_room(s);
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < n; i++)
+        bytes += packet[i].head + packet[i].len + packet[i].trailer_len;
+    ssize_t r = stream_send_batch(s, packet, n, s->done);
+    if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return stream_await_room(s);
     if (r < 0)
         return -errno;
+    if (s->done + (size_t)r < bytes)
+        r += stream_send_rest(s, packet, n, (size_t)r);
+    s->full = s->done + (size_t)r < bytes; /* the rest is offered again at once, in vain */
     uint32_t whole = 0;
     size_t left = (size_t)r + s->done;
     for (; whole < n; whole++) {
@@ -234,7 +260,7 @@ static ssize_t stream_read_some(struct tly_stream *s, const struct iovec *iov, i
     ssize_t r;
     size_t room = iov[0].iov_len + (n > 1 ? iov[1].iov_len : 0);
     do
-        r = s->io ? s->io->receive(s, iov, n) : readv(s->watch.fd, iov, n);
+        r = s->io->receive ? s->io->receive(s, iov, n) : readv(s->watch.fd, iov, n);
     while (r < 0 && errno == EINTR);
     *drained |= r > 0 && (size_t)r < room;
     return r;

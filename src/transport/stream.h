@@ -14,10 +14,15 @@ enum { TLY_STAGING_BYTES = 4096, TLY_STREAM_BATCH = 32 }; /* packets with one se
 
 struct tly_stream;
 
-/* As sendmsg() and readv(), where the medium has more to say with the bytes.  NULL: those. */
+/* What a medium does in its own way; each may be NULL. */
 struct tly_stream_io {
+    /* As sendmsg() and readv(), where the medium has more to say with the bytes. */
     ssize_t (*send)(struct tly_stream *s, struct msghdr *m, int flags);
     ssize_t (*receive)(struct tly_stream *s, const struct iovec *iov, int n);
+    /* The kernel has just taken so many bytes of a batch, and no more.  True: it had room for a batch, and takes what else
+     * there is until lower(). */
+    bool (*lift)(struct tly_stream *s, size_t taken);
+    void (*lower)(struct tly_stream *s);
 };
 
 /* Owner: the loop. */
@@ -39,7 +44,7 @@ struct tly_stream {
 };
 
 /* Over a socket that is connecting (dialled) or connected.  The socket belongs to the stream from tly_stream_start() on.
- * io: NULL, or with functions of the medium's. */
+ * io: borrowed. */
 void tly_stream_init(struct tly_stream *s, struct tly_loop *loop, int fd, bool connecting,
                      const struct tly_stream_io *io);
 int tly_stream_start(struct tly_channel *c);

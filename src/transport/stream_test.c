@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/clock.h"
 #include "test/media/ends.h"
@@ -231,6 +232,23 @@ static void test_no_sign_of_life(void **state)
     ends_stop();
 }
 
+/* The peer reads no more.  The kernel takes all of the batch that has begun, and nothing of the next. */
+static void test_a_batch_is_the_kernels(void **state)
+{
+    enum { LEN = 250000 };
+    struct proxy p = proxy_whole;
+    p.stall_at = HELLOS + 500;
+    ends_start(&p);
+    assert_int_equal(setsockopt(x.proxy.listener, SOL_SOCKET, SO_RCVBUF, &(int){4096}, sizeof(int)), 0);
+    for (int i = 0; i < 4; i++) /* two to a batch */
+        ends_add(LEN, PLACE);
+    ends_dial();
+    ends_until(&x.sent, 2);
+    assert_int_equal(x.sent, 2);
+    assert_int_equal(x.arrived, 0);
+    ends_stop();
+}
+
 /* --- in memory ----------------------------------------------------------------------------------- */
 
 /* A payload is read where it lies for as long as its reader likes; what goes away meanwhile is read as it was. */
@@ -408,6 +426,7 @@ int main(void)
         cmocka_unit_test(test_cut_off),
         cmocka_unit_test(test_silence),
         cmocka_unit_test(test_no_sign_of_life),
+        cmocka_unit_test(test_a_batch_is_the_kernels),
     };
     const struct CMUnitTest local[] = {
         cmocka_unit_test(test_in_pieces),

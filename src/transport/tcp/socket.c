@@ -1,5 +1,6 @@
 /* socket.c - TCP sockets: settings, connecting, listening. */
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sodium.h>
@@ -16,8 +17,6 @@
 enum {
     /* Large enough that no peer sees a closed window and waits for the persist timer (200 ms) at the start. */
     RECEIVE_BUFFER = 4 << 20,
-    /* Nothing overtakes what the kernel has, nor do counts: keep little there that is not yet on the wire. */
-    NOT_SENT_LOW_WATER = 64 << 10,
     BACKLOG = 4096,
     LISTEN_TRIES = 8,
     LISTEN_PAUSE_US = 50, /* before the second try; doubles */
@@ -28,10 +27,15 @@ static void socket_set(int fd, int level, int name, int value)
     setsockopt(fd, level, name, &value, sizeof value); /* a hint that fails is no error */
 }
 
+void tly_tcp_limit_unsent(int fd, bool limited)
+{
+    socket_set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, limited ? TLY_TCP_UNSENT : INT_MAX);
+}
+
 void tly_tcp_tune(int fd)
 {
     socket_set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    socket_set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, NOT_SENT_LOW_WATER);
+    tly_tcp_limit_unsent(fd, true);
     /* bbr, the default of many systems, reaches a third of cubic's goodput when many flows meet. */
     setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
 }

@@ -24,6 +24,23 @@ static int tcp_fd_of(const struct tly_channel *c)
     return tly_list_entry(c, const struct tly_stream, base)->watch.fd;
 }
 
+/* The kernel takes some bytes of each send, though it is over its limit: as many as its last packet has room for. */
+static bool tcp_lift(struct tly_stream *s, size_t taken)
+{
+    int unsent = 0;
+    if (ioctl(s->watch.fd, SIOCOUTQNSD, &unsent) < 0 || (size_t)unsent >= taken + TLY_TCP_UNSENT)
+        return false;
+    tly_tcp_limit_unsent(s->watch.fd, false);
+    return true;
+}
+
+static void tcp_lower(struct tly_stream *s)
+{
+    tly_tcp_limit_unsent(s->watch.fd, true);
+}
+
+static const struct tly_stream_io io = {.lift = tcp_lift, .lower = tcp_lower};
+
 static struct tly_channel *tcp_make(struct tly_loop *loop, int fd, bool connecting)
 {
     struct tly_stream *s = calloc(1, sizeof *s);
@@ -31,7 +48,7 @@ static struct tly_channel *tcp_make(struct tly_loop *loop, int fd, bool connecti
         return NULL;
     s->base.medium = &tly_tcp;
     s->base.name = names[0];
-    tly_stream_init(s, loop, fd, connecting, NULL);
+    tly_stream_init(s, loop, fd, connecting, &io);
     return &s->base;
 }
 

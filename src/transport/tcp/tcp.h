@@ -11,6 +11,10 @@ int tly_tcp_connect(const struct sockaddr_storage *to, int *fd);
 /* A socket that listens at c->address. */
 int tly_tcp_bind(const struct tly_door_config *c, int *fd);
 void tly_tcp_tune(int fd);
+/* Nothing overtakes what the kernel has, nor do counts: keep little there that is not yet on the wire. */
+enum { TLY_TCP_UNSENT = 64 << 10 };
+/* How much the kernel takes ahead of what it has sent: so much, or as much as its buffer holds. */
+void tly_tcp_limit_unsent(int fd, bool limited);
 /* -ENOTSUP: the kernel does not say. */
 int tly_tcp_load(int fd, struct tly_link_load *out);
 
