@@ -109,11 +109,11 @@ def _place(store, key, first, rank):
                 raise
             if time.monotonic() < until - 0.1:  # it is not the time
                 raise _errors.Error("rank %d has not said where to meet, and torch.distributed's store has gone, perhaps with "
-                                  "rank 0: look at its output (%s)" % (first, str(error).partition("\n")[0]),
-                                  errno.ECONNRESET) from None
+                                    "rank 0: look at its output (%s)" % (first, str(error).partition("\n")[0]),
+                                    errno.ECONNRESET) from None
         if until == end:
             raise _errors.Error("joining the job: Timed out after %g s: rank %d has not joined: has its model the hook of "
-                              "tally.torch, or its process group the backend tally?" % (limit, first), errno.ETIMEDOUT)
+                                "tally.torch, or its process group the backend tally?" % (limit, first), errno.ETIMEDOUT)
         _events.log(logging.WARNING, "rank %d join: waiting for rank %d, which says where to meet" % (rank, first))
 
 

@@ -214,7 +214,7 @@ class Barrier:
         if self._pid != os.getpid():  # before the lock, which a thread that is not there may hold
             if self._waiting or self._first is not None:
                 raise _errors.Error("this process was forked while updates were due; call synchronize() before",
-                                  errno.EINVAL)
+                                    errno.EINVAL)
             return
         optimizer = self.optimizer()  # it may not end in here
         with self.lock:
@@ -288,8 +288,8 @@ class Barrier:
 
     def _written(self, reduction, place):
         return _errors.Error("the gradient of %s was changed while it was reduced, after step(); call synchronize() before "
-                           "what changes gradients"
-                           % (self.name_of(reduction.pairs[place][0]) if reduction.pairs else "a bucket"), errno.EINVAL)
+                             "what changes gradients"
+                             % (self.name_of(reduction.pairs[place][0]) if reduction.pairs else "a bucket"), errno.EINVAL)
 
     def _forget(self, reductions):
         for reduction in reductions:
@@ -583,5 +583,5 @@ def _look(function, args, kwargs):
             p, owner = places.get(value.untyped_storage().data_ptr(), (None, None))
             if p is not None:
                 raise _errors.Error("%s reads %s while its update is due: through a reference from before step(); call "
-                                  "the optimizer's synchronize() first"
-                                  % (getattr(function, "__name__", function), owner.name_of(p)), errno.EINVAL)
+                                    "the optimizer's synchronize() first"
+                                    % (getattr(function, "__name__", function), owner.name_of(p)), errno.EINVAL)

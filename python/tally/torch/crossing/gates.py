@@ -74,7 +74,7 @@ def settle(parameters):
     for owner, wanted in owners.items():
         if _in_backward() != -1:
             raise _errors.Error("%s is read in backward while its update is due: its graph is older than the last "
-                              "step(); call synchronize() after step()" % owner.name_of(wanted[0]), errno.EINVAL)
+                                "step(); call synchronize() after step()" % owner.name_of(wanted[0]), errno.EINVAL)
         owner.finish(wanted)
 
 

@@ -154,8 +154,8 @@ class CrossBarrier(Deferring):
             changed = next((p for p in flight.parameters if p.grad is not None and not _shares(p.grad, flight.buffer)), None)
         if changed is not None:
             raise _errors.Error("the gradient of %s was changed between backward and the end of its reduction; call "
-                              "optimizer.synchronize() before what changes gradients" % self._tally_barrier.name_of(changed),
-                              errno.EINVAL)
+                                "optimizer.synchronize() before what changes gradients" % self._tally_barrier.name_of(changed),
+                                errno.EINVAL)
 
     def _tally_before_backward(self):
         """No update may be due, and no bucket under way, once backward writes to buckets, or averages are of the next step."""

@@ -114,7 +114,7 @@ class Ranks:
             source, target = vectors
             count = source.numel()
             return _operations.allgather_into(call, source.data_ptr(), target.data_ptr(), count, DTYPES[source.dtype], (count,),
-                                        vectors)
+                                              vectors)
         return self._start(call, submit, (source, None), (None, target))
 
     def gather_to(self, call, vector, target, counts, root):
@@ -122,7 +122,7 @@ class Ranks:
         def submit(call, vectors):
             vector = vectors[0]
             return _operations.gather(call, vector.data_ptr(), vector.numel(), vectors[1].data_ptr() if counts else None, counts,
-                                DTYPES[vector.dtype], root, vectors)
+                                      DTYPES[vector.dtype], root, vectors)
         return self._start(call, submit, (vector, None), *([(None, target)] if counts else []))
 
     def scatter(self, call, source, counts, vector, root):
@@ -130,7 +130,7 @@ class Ranks:
         def submit(call, vectors):
             vector = vectors[0]
             return _operations.scatter(call, vectors[1].data_ptr() if counts else None, counts, vector.data_ptr(), vector.numel(),
-                                 DTYPES[vector.dtype], root, vectors)
+                                       DTYPES[vector.dtype], root, vectors)
         return self._start(call, submit, (None, vector), *([(source, None)] if counts else []))
 
     def exchange(self, call, source, give, target, take):
@@ -203,7 +203,7 @@ class Ranks:
 
     def receive_note(self, vector, sender, tag):
         return _operations.recv(self.call(space=_NOTES), vector.data_ptr(), vector.numel(), DTYPES[vector.dtype], sender, tag,
-                          vector)
+                                vector)
 
     def _begin(self, waiting, search=None):
         """Begin the receives that can begin: each one after a search waits for it, or it might take the search's

@@ -67,7 +67,7 @@ class CrossBarrier(Deferring, _Distributed):
         if id(slot.p) not in gates.due:
             return super()._tally_unexpected(slot)
         return _errors.Error("%s got a gradient while its update was due: it was read through a reference from before step(), or "
-                           "its graph is older; call synchronize() after step()" % slot.name, errno.EINVAL)
+                             "its graph is older; call synchronize() after step()" % slot.name, errno.EINVAL)
 
     def _tally_begin_comparison(self):
         self._tally_barrier.hear()  # the last step's, where no gate has since

@@ -55,7 +55,7 @@ class _Exchange:
 
             def submit(call, pair, result=None):
                 return _operations.alltoall(call, pair[0].data_ptr(), give, pair[1].data_ptr(), take, DTYPES[rows.dtype], pair,
-                                      result)
+                                            result)
 
             shape = (sum(self._received), *rows.shape[1:])
             if self._device is None:

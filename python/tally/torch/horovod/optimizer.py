@@ -105,7 +105,7 @@ class _Distributed(Shared):
     _tally_sparse = None  # SparseChunks: chunks of gradients are sent, see sparse_optimizer.py
 
     def _tally_distribute(self, named_parameters, compression, backward_passes_per_step, op, predivide, groups,
-                    sparse_as_dense, process_set, lazy):
+                          sparse_as_dense, process_set, lazy):
         parameters = [(p, "group.%d.%d" % (g, i)) for g, group in enumerate(self.param_groups)
                       for i, p in enumerate(group["params"])]
         if named_parameters is not None:
@@ -135,29 +135,29 @@ class _Distributed(Shared):
         self._tally_sparse_as_dense = sparse_as_dense
         self.backward_passes_per_step = backward_passes_per_step
         self._tally_slots = [_Slot(p, name, number, backward_passes_per_step)
-                       for number, (p, name) in enumerate(dict(parameters).items())]
+                             for number, (p, name) in enumerate(dict(parameters).items())]
         self._tally_update = [slot for slot in self._tally_slots if slot.reduced]
-        self._tally_places = None                                       # of gradients that start alone
+        self._tally_places = None                        # of gradients that start alone
         self._tally_process_set = process_set
         self._tally_alone = not process_set.included() or process_set.size() == 1  # as Horovod has it for a rank outside
         self._tally_of_all = process_set.included() and process_set.group() is None
         self._tally_lazy = lazy
-        self._tally_late = ()                                           # slots in ranges that start once frozen ones are compared
+        self._tally_late = ()                            # slots in ranges that start once frozen ones are compared
         ranges = self._tally_of_all and not self._tally_alone and compression is Compression.none
         self._tally_layout = self._tally_make_layout(lazy if ranges else 0)
-        self._tally_frozen = None                                       # comparison of this step, and the generation it belongs to
+        self._tally_frozen = None                        # comparison of this step, and the generation it belongs to
         self._tally_order = Order(len(self._tally_slots), self._tally_observes())
-        self._tally_handles = {}                                        # slot -> its reduction; None: not submitted yet
-        self._tally_sent = {}                                           # slot -> its gradient after backward, its version
-        self._tally_refused = {}                                        # slot -> why the other ranks hear that it does not start in this step
+        self._tally_handles = {}                         # slot -> its reduction; None: not submitted yet
+        self._tally_sent = {}                            # slot -> its gradient after backward, its version
+        self._tally_refused = {}                         # slot -> why the other ranks hear that it does not start in this step
         self._tally_hooks = []
         self._tally_synchronized = False
-        self._tally_unscaled = False                                    # a GradScaler has, behind the reduction
+        self._tally_unscaled = False                     # a GradScaler has, behind the reduction
         self._tally_should_synchronize = True
-        self._tally_agreed = 0                                          # generation whose plan this optimizer is in
-        self._tally_dropped = 0                                         # steps that a loaded state has dropped since; see _DROPPED
-        self._tally_prefix = ""                                          # of names, that keeps several optimizers apart
-        self._tally_units = [ALONE] * len(self._tally_slots)                  # how each slot, by its number, starts: see lazy.py
+        self._tally_agreed = 0                           # generation whose plan this optimizer is in
+        self._tally_dropped = 0                          # steps that a loaded state has dropped since; see _DROPPED
+        self._tally_prefix = ""                          # of names, that keeps several optimizers apart
+        self._tally_units = [ALONE] * len(self._tally_slots)  # how each slot, by its number, starts: see lazy.py
         for group in self._tally_split(groups):
             together = Together(group)
             for slot in group:
@@ -776,7 +776,7 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
     wrapped._tally_sparse = sparse
     wrapped._step_supports_amp_scaling = False  # a fused one unscales by itself, and unscale_() is to
     wrapped._tally_distribute(named_parameters, compression, backward_passes_per_step, reduction,
-                        gradient_predivide_factor, groups, sparse_as_dense, process_set, lazy)
+                              gradient_predivide_factor, groups, sparse_as_dense, process_set, lazy)
     if cross_barrier:
         wrapped._tally_cross(own, clip_value)
     return wrapped
