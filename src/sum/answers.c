@@ -141,6 +141,13 @@ void tly_answers_received(struct tly_session *p, uint64_t count)
         tly_answers_settle(job);
 }
 
+void tly_answers_asked(struct tly_session *p)
+{
+    p->asks = p->stable < p->delivered;
+    if (!p->asks)
+        tly_session_counts(p, UINT32_MAX);
+}
+
 void tly_answers_sent(struct tly_session *p, struct tly_answer *a)
 {
     if (--a->on_way || !a->done)
@@ -174,7 +181,8 @@ void tly_answers_settle(struct tly_job *job)
         if (!q || !job->mortal || q->stable == before)
             continue;
         /* A rank's operation may wait for this news.  That of a rank that only gives does, with its last part. */
-        bool urgent = gave && q->stable == q->delivered;
+        bool urgent = (gave || q->asks) && q->stable == q->delivered;
+        q->asks &= !urgent;
         tly_session_counts(q, urgent ? UINT32_MAX : (uint32_t)job->part_bytes / 4);
     }
 }

@@ -368,6 +368,10 @@ int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, 
         else if (!(f->flags & TLY_REQUEST))
             frames_report(p);
         break;
+    case TLY_COUNTS:
+        if (f->flags & TLY_REQUEST)
+            tly_answers_asked(p);
+        break;
     case TLY_PACE:
         if (f->flags & TLY_REQUEST)
             frames_tell_load(p);

@@ -63,6 +63,7 @@ struct tly_session {
     uint64_t
         told; /* deliveries that the rank says it has; past `received` while the medium still reads them */
     uint32_t ring_room;
+    bool asks; /* when all of these will be stable */
 };
 
 /* session.c */
@@ -108,6 +109,8 @@ void tly_answers_delivered(struct tly_session *p, struct tly_round *r);
 bool tly_answers_confirmed(struct tly_job *job, struct tly_round *r, uint32_t rank);
 /* The rank says that it has so many of its answers.  One that the medium still reads is kept until tly_answers_sent(). */
 void tly_answers_received(struct tly_session *p, uint64_t count);
+/* An operation of the rank waits for nothing but the news that what it was sent is stable: tell that at once. */
+void tly_answers_asked(struct tly_session *p);
 /* The medium has completed a fragment of this answer.  The answer may be gone afterwards. */
 void tly_answers_sent(struct tly_session *p, struct tly_answer *a);
 /* Forget deliveries that have become stable. */

@@ -51,6 +51,12 @@ static inline void tly_progress_limit(struct tly_progress *p, uint32_t ahead)
     p->ahead = ahead;
 }
 
+/* All has landed, the last of it just now, and some of what came before waits for something else. */
+static inline bool tly_progress_waits(const struct tly_progress *p)
+{
+    return p->missing == 0 && p->left > 1;
+}
+
 static inline uint64_t tly_progress_missing(const struct tly_progress *p)
 {
     return p->missing;

@@ -192,15 +192,28 @@ static bool peer_givers_wait(struct tly_peer *peer, const struct tly_part *p)
     return p && p->op->call->reduces && p->op->call->root && peer->mortal && !tly_sched_waits(&peer->queue);
 }
 
+/* An operation has all of its results, and waits only to hear that the other ranks have them, too.  No result will bring that
+ * news, so the services are told what has come, and asked. */
+static void peer_ask_stable(tally_comm *c)
+{
+    static const struct tly_frame question = {.type = TLY_COUNTS, .flags = TLY_REQUEST};
+    for (int i = 0; i < c->services; i++) {
+        struct tly_peer *peer = &c->peers[i];
+        if (peer->mortal && peer->open && !tly_list_empty(&peer->kept))
+            tly_peer_post(peer, &question, NULL, 0);
+    }
+}
+
 static void peer_on_result(struct tly_peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_part *p = tly_op_find_part(peer, f);
-    bool last = f->flags & TLY_LAST, urgent = peer_givers_wait(peer, p);
+    bool last = f->flags & TLY_LAST, urgent = peer_givers_wait(peer, p), whole = false;
     if (p && peer_awaits_result(p) && (data || f->payload == 0)) {
         p->landed += f->payload;
         if (last) {
             tly_part_stamp(p, TLY_AT_LANDED);
             p = tly_op_landed(peer->comm, p);
+            whole = p && tly_progress_waits(&p->op->progress);
             if (p && peer->mortal)
                 tly_keep_part(peer, p);
             else if (p)
@@ -211,6 +224,8 @@ static void peer_on_result(struct tly_peer *peer, const struct tly_frame *f, con
     }
     if (last)
         peer_count_received(peer, urgent ? UINT32_MAX : peer_news(peer, f->length));
+    if (whole)
+        peer_ask_stable(peer->comm);
 }
 
 static struct tally_op *peer_find_mark(tally_comm *c, const struct tly_frame *f)
