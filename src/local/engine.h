@@ -42,9 +42,10 @@ struct tly_local_round {
     const struct tly_way *way;       /* once this rank posts it (way.h) */
     uint32_t slots;                  /* blocks of a window; 0: nothing goes through windows (window.h) */
     uint32_t staged, summed, copied; /* in blocks: how far this rank is; the last: with its own result */
-    bool pieces;                     /* of windows: each rank sums its own piece */
-    uint64_t order; /* place in rank 0's ring: of its post, or read to when a group without it posted */
-    uint64_t moved; /* bytes of the result in this rank's memory; once it has begun */
+    uint32_t to_copy; /* of a group: chunks of its result that this rank copies out of the pool */
+    bool pieces;      /* of windows: each rank sums its own piece */
+    uint64_t order;   /* place in rank 0's ring: of its post, or read to when a group without it posted */
+    uint64_t moved;   /* bytes of the result in this rank's memory; once it has begun */
     uint32_t chunks, chunk_bytes, gen; /* of a team: its parts */
     struct tly_work *work;
     uint8_t *data; /* owned: payloads, `room` each */

@@ -213,10 +213,11 @@ bool tly_work_await_others(struct tly_local *l, uint32_t at)
 
 bool tly_work_lend(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes)
 {
-    return l->direct || tly_work_stage(l, op, own, writes);
+    return l->direct || tly_work_stage(l, op, own, writes, false);
 }
 
-bool tly_work_stage(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes)
+bool tly_work_stage(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes,
+                    bool later)
 {
     bool in = own->bytes && !(own->flags & TLY_POST_POOL_IN),
          out = writes && !(own->flags & TLY_POST_POOL_OUT);
@@ -227,7 +228,8 @@ bool tly_work_stage(struct tly_local *l, struct tly_local_op *op, struct tly_pos
         return false;
     uint64_t at = (uint64_t)((uint8_t *)op->borrowed - tly_segment_base(l->segment));
     if (in) {
-        memcpy(op->borrowed, op->input, op->bytes);
+        if (!later)
+            memcpy(op->borrowed, op->input, op->bytes);
         own->input = at;
         own->flags |= TLY_POST_POOL_IN;
     }

@@ -37,8 +37,9 @@ bool tly_work_gives(const struct tly_local_op *op, uint32_t place);
 /* Where the others cannot reach this rank's private memory: have memory in the pool for it instead, with the input in it,
  * and say so in our post.  writes: they write into the output, too.  False: there is none. */
 bool tly_work_lend(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes);
-/* The same wherever the input or output is not in the pool. */
-bool tly_work_stage(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes);
+/* The same wherever the input or output is not in the pool.  later: the input is not copied yet. */
+bool tly_work_stage(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes,
+                    bool later);
 
 /* Tell the user, once, that there is no room in the pool (tly_error() says why), and what happens instead. */
 #define TLY_DIVERTED "such operations go through the network stack, which is slower"

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "comm/comm.h"
 #include "comm/op/group.h"
@@ -181,6 +182,101 @@ static void test_others_do_something_else(void **state)
 {
     for (int i = 0; i < LAYOUTS; i++)
         run_with(&layouts[i], without_one, NULL);
+}
+
+/* --- long tensors ------------------------------------------------------------------------------------- */
+
+/* The call of a rank neither reads its tensor nor waits until all its ranks have come. */
+static int is_patient(int rank, void *arg)
+{
+    enum { LONG = 2 << 20, BYTES = LONG * 4 };
+    struct board *b = arg;
+    tally_comm *c = job_open();
+    int three[3];
+    three_of(c, three);
+    const int ranks[] = {three[0], three[2]};
+    bool in = rank == ranks[0] || rank == ranks[1];
+    tally_group *pair = in ? make_group(c, "pair", ranks, 2) : NULL;
+    float *x = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(x != MAP_FAILED);
+    for (int i = 0; i < LONG; i++)
+        x[i] = (float)(i % 1000 + rank);
+    if (rank == ranks[0]) {
+        CHECK(mprotect(x, BYTES, PROT_NONE) == 0);
+        tally_op *op = begin_sum(c, pair, "w", x, x, LONG);
+        CHECK(mprotect(x, BYTES, PROT_READ | PROT_WRITE) == 0);
+        atomic_fetch_add(&b->stage, 1);
+        expect_shared(op);
+    } else if (in) {
+        job_await(&b->stage, 1);
+        expect_shared(begin_sum(c, pair, "w", x, x, LONG));
+    }
+    for (int i = 0; i < LONG && in; i++)
+        CHECK(x[i] == (float)(2 * (i % 1000) + ranks[0] + ranks[1]));
+    job_leave(c);
+    return 0;
+}
+
+static void test_a_call_reads_no_long_tensor(void **state)
+{
+    for (int i = 0; i < LAYOUTS; i++)
+        run_with(&layouts[i], is_patient, NULL);
+}
+
+/* Long ones of three ranks: each call in a rank's own memory and in the pool, in place and not, two at a time. */
+static int long_ones(int rank, void *arg)
+{
+    enum { LONG = 2500001, TURNS = 6 };
+    static const size_t pieces[] = {LONG - 300000, 0, 300000};
+    static float own[2][2][LONG];
+    float *pool[2];
+    tally_comm *c = job_open();
+    int three[3];
+    three_of(c, three);
+    bool in = rank == three[0] || rank == three[1] || rank == three[2];
+    tally_group *g = in ? make_group(c, "three", three, 3) : NULL;
+    int place = rank - three[0];
+    for (int k = 0; k < 2; k++)
+        CHECK(tally_alloc(c, LONG * sizeof(float), (void **)&pool[k]) == 0);
+    for (int turn = 0; turn < TURNS && in; turn++) {
+        struct tally_options o = job_in(g);
+        tally_op *op[2];
+        float *out[2];
+        for (int k = 0; k < 2; k++) {
+            int i = 2 * turn + k, root = i % 3;
+            float *x = (i + rank) % 3 ? own[k][0] : pool[k];
+            out[k] = i % 4                         ? own[k][1]
+                     : turn % 3 == 2 && place == 2 ? x + pieces[0]
+                                                   : x; /* or where its piece lies */
+            for (int at = 0; at < LONG; at++)
+                x[at] = (float)(at % 1000 + rank + i);
+            const char *name = k ? "a" : "b";
+            int err =
+                turn % 3 == 0
+                    ? tally_push_pull(c, name, x, out[k], LONG, TALLY_FLOAT32, TALLY_SUM, &o, &op[k])
+                : turn % 3 == 1
+                    ? tally_reduce(c, name, x, out[k], LONG, TALLY_FLOAT32, TALLY_SUM, root, &o, &op[k])
+                    : tally_reduce_scatter(c, name, x, out[k], pieces, TALLY_FLOAT32, TALLY_SUM, &o, &op[k]);
+            CHECK(err == 0);
+        }
+        for (int k = 0; k < 2; k++) {
+            int i = 2 * turn + k, from = turn % 3 == 2 && place == 2 ? (int)pieces[0] : 0;
+            int count = turn % 3 == 0 ? LONG : turn % 3 == 1 ? (place == i % 3) * LONG : (int)pieces[place];
+            expect_shared(op[k]);
+            for (int at = 0; at < count; at++)
+                CHECK(out[k][at] == (float)(3 * ((at + from) % 1000 + i) + 3 * three[1]));
+        }
+    }
+    for (int k = 0; k < 2; k++)
+        CHECK(tally_free(pool[k]) == 0);
+    job_leave(c);
+    return 0;
+}
+
+static void test_long_tensors(void **state)
+{
+    for (int i = 0; i < LAYOUTS; i++)
+        run_with(&layouts[i], long_ones, NULL);
 }
 
 /* --- how calls come to shared memory ------------------------------------------------------------------ */
@@ -473,6 +569,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_opposite_orders),
         cmocka_unit_test(test_others_do_something_else),
+        cmocka_unit_test(test_a_call_reads_no_long_tensor),
+        cmocka_unit_test(test_long_tensors),
         cmocka_unit_test(test_the_first_goes_through_services),
         cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_cancel),
