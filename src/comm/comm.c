@@ -552,10 +552,10 @@ int tally_comm_close(tally_comm *c)
     tly_names_close(&c->names);
 
     /* After a failure this rank does not leave: ranks that have not heard of it would take that for a close. */
-    bool local = c->local_has_all;
-    if (local)
+    if (c->local)
         tly_local_drain(c->local, deadline);
-    local &= !tly_stage_follows(STAGE_ENGINE); /* else the loop may have some for the engine */
+    bool local =
+        c->local_has_all && !tly_stage_follows(STAGE_ENGINE); /* else the loop may have some for the engine */
     if (local && !tly_comm_failed(c))
         tly_local_leave(c->local);
     tly_loop_lock(&c->loop);

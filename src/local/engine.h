@@ -103,7 +103,8 @@ struct tly_local {
     bool lost;                     /* somebody has left */
     bool joined;                   /* somebody has joined, ever: a round may do without its post */
     bool uneven;                   /* and not all have as often */
-    bool joining, said;            /* this rank has; it has posted that, behind */
+    atomic_bool joining;           /* this rank has; written under the lock */
+    bool said;                     /* it has posted that, behind */
     uint64_t own_posts, to_post;   /* so many operations of its own, of so many */
     bool unwanted;                 /* some of our posts are to be taken back */
     uint32_t doubts;               /* whose outcome we know */

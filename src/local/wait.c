@@ -64,14 +64,20 @@ bool tly_local_wait(struct tly_local *l, struct tly_local_op *op, struct tly_eve
     return !diverted;
 }
 
+/* A team's rank that joins counts as an operation (tly_local_join). */
+static bool wait_for_more(struct tly_local *l)
+{
+    return atomic_load(&l->in_flight) > (atomic_load(&l->joining) && l->config.team);
+}
+
 void tly_local_drain(struct tly_local *l, int64_t deadline)
 {
     static const struct tly_errand all = {0};
-    while (atomic_load(&l->in_flight) && tly_now() < deadline && !atomic_load(&l->failed)) {
+    while (wait_for_more(l) && tly_now() < deadline && !atomic_load(&l->failed)) {
         uint32_t bell = atomic_load(&l->own->bell);
         tly_local_set_wanted(l);
         bool looked;
-        if (!tly_drive_try(l, &all, &looked) && atomic_load(&l->in_flight))
+        if (!tly_drive_try(l, &all, &looked) && wait_for_more(l))
             tly_local_sleep(l, bell, TLY_WAKE_THREAD, DRAIN_MS, deadline);
     }
 }

@@ -431,6 +431,39 @@ static void test_cancel(void **state)
         run_either_way(&layouts[i], cancels);
 }
 
+/* A rank closes while its partner has not submitted yet: the operation ends well on both. */
+static int closes_early(int rank, void *arg)
+{
+    struct board *b = arg;
+    static float x[MOST], y[MOST];
+    tally_comm *c = job_open();
+    int three[3];
+    three_of(c, three);
+    if (rank == three[0] || rank == three[1]) {
+        tally_group *pair = make_group(c, "pair", three, 2);
+        if (rank == three[1]) {
+            job_await(&b->stage, 1);
+            job_sleep_ms(200); /* the other one is closing */
+        }
+        tally_op *op = begin_sum(c, pair, "w", x, y, MOST);
+        if (rank == three[0]) {
+            atomic_store(&b->stage, 1);
+            CHECK(tally_comm_close(c) == 0);
+        }
+        job_expect(op, 0);
+        if (rank == three[0])
+            return 0;
+    }
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_closed_early(void **state)
+{
+    for (int i = 0; i < LAYOUTS; i++)
+        run_either_way(&layouts[i], closes_early);
+}
+
 /* A pair goes on until a rank of it, or the third one, is killed. */
 static int until_killed(int rank, void *arg)
 {
@@ -574,6 +607,7 @@ int main(void)
         cmocka_unit_test(test_the_first_goes_through_services),
         cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_closed_early),
         cmocka_unit_test(test_rank_killed),
         cmocka_unit_test(test_rank_joins),
         cmocka_unit_test(test_late),
