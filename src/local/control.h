@@ -50,9 +50,8 @@ struct tly_post {
     uint64_t bytes;    /* of the input */
     int64_t first_dim; /* of a team: how many parts there are; of another reduction: the priority */
     uint32_t round, gen;
-    uint16_t
-        work; /* the entry, and its generation: of the first place's rank, in a team and a reduction of each rank */
-    uint8_t call; /* its number; 0: there is no post */
+    uint16_t work; /* the entry, and its generation */
+    uint8_t call;  /* its number; 0: there is no post */
     uint8_t flags;
     _Atomic uint32_t
         there; /* 0: none yet.  Last, release; pairs with acquire in the readers.  Cleared before the one before */
@@ -64,7 +63,7 @@ _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
  * goes through windows: window.h. */
 struct tly_work {
     _Alignas(64) _Atomic uint64_t next; /* the next chunk to be taken */
-    _Atomic uint64_t done;   /* chunks (or ranks) that are done; release, pairs with acquire in work.c */
+    _Atomic uint64_t done;   /* chunks that are done; release, pairs with acquire in work.c and window.c */
     _Atomic uint64_t window; /* its place in the segment */
     /* Of a team: what its rank's post does not say, for one that stands in.  The post publishes it. */
     struct {
@@ -113,7 +112,7 @@ struct tly_control {
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */
     } read[TLY_LOCAL_RANKS];
     struct tly_work work
-        [TLY_WORKS]; /* used: those of a round's first place; of a team, and of what goes through windows, all ranks' */
+        [TLY_WORKS]; /* used: of a reduction in the pool that of the round's first place; else each rank's */
     _Alignas(64) uint8_t ring[TLY_RING];
 };
 

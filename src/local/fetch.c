@@ -94,7 +94,7 @@ static bool fetch_can_take(const struct tly_local *l, const struct tly_local_rou
     if (r->copied == r->chunks)
         return false;
     struct fetch_block b = fetch_block(r, r->copied);
-    return !b.length || b.place == r->group->me || !fetch_is_windowed(r, b.place) ||
+    return b.place == r->group->me || !fetch_is_windowed(r, b.place) ||
            tly_window_staged_by(l, r, r->group->rank[b.place]) > b.number;
 }
 
@@ -139,18 +139,28 @@ static bool fetch_take_from(struct tly_local *l, const struct tly_local_round *r
            fetch_copy(l, r, b, from, (uint8_t *)r->op->output + take->to + (from - take->from), end - from);
 }
 
+/* This rank is done with all blocks before this one, and with the empty ones behind them. */
+static void fetch_pass(struct tly_local *l, struct tly_local_round *r, uint32_t block)
+{
+    while (block < r->chunks && !fetch_block(r, block).length)
+        block++;
+    r->copied = block;
+    tly_window_say_done(l, r, r->copied);
+    if (r->copied == r->chunks)
+        tly_local_tell_group(l, r->group);
+}
+
 static bool fetch_take(struct tly_local *l, struct tly_local_round *r)
 {
     if (!fetch_can_take(l, r))
         return false;
     struct fetch_block b = fetch_block(r, r->copied);
-    if ((b.length && !fetch_take_from(l, r, &b)) || tly_work_is_given_up(l, r->group))
+    uint32_t rank = r->group->rank[b.place];
+    if (!fetch_take_from(l, r, &b) || tly_window_is_given_up(l, r, rank) || tly_work_is_given_up(l, r->group))
         return false;
-    tly_window_say_done(l, r, ++r->copied);
-    if (r->copied == r->chunks)
-        tly_local_tell_group(l, r->group);
-    else if (b.place != r->group->me && fetch_is_windowed(r, b.place))
-        tly_local_tell_one(l, r->group->rank[b.place]);
+    fetch_pass(l, r, r->copied + 1);
+    if (rank != l->me && fetch_is_windowed(r, b.place))
+        tly_local_tell_one(l, rank); /* a slot may be free */
     return true;
 }
 
@@ -203,6 +213,10 @@ static enum tly_local_begun fetch_begin(struct tly_local *l, struct tly_local_ro
     fetch_cut(r, windowed);
     for (uint32_t i = 0; i < r->group->size; i++)
         most = fetch_blocks_of(r, i) > most ? fetch_blocks_of(r, i) : most;
+    if ((uint64_t)most * r->group->size > UINT32_MAX / 2) {
+        l->calls->broken(l->user, EOVERFLOW, "what the ranks of a machine gather or broadcast is too large");
+        return TLY_BEGUN_NEVER;
+    }
     r->chunks = most * r->group->size;
     r->work = tly_work_entry(l, r, l->me);
     r->gen = r->posts[l->me].gen;
@@ -212,6 +226,7 @@ static enum tly_local_begun fetch_begin(struct tly_local *l, struct tly_local_ro
     }
     if (r->slots)
         tly_window_begin(l, r);
+    fetch_pass(l, r, 0);
     return TLY_BEGUN;
 }
 
@@ -250,10 +265,10 @@ static bool fetch_is_finished(const struct tly_local_round *r)
     return r->counted;
 }
 
-/* At any time: the others only read, and see that what they have read of a window counts for nothing. */
+/* At any time: the others only read, and see that what they have read counts for nothing. */
 static bool fetch_give_up(struct tly_local *l, const struct tly_local_round *r)
 {
-    if (r->slots && r->posts[l->me].gen)
+    if (r->posts[l->me].gen)
         tly_window_give_up(l, r);
     return true;
 }

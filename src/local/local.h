@@ -37,8 +37,8 @@
  *   carry.c      a team's operation as its user's loop sees it
  *   submit.c     operations come in, or are taken back
  *
- * control.h says what lies in shared memory; engine.h has the structures, way.h the contract of the ways; posts.h, work.h
- * and drive.h say what the files offer each other. */
+ * control.h says what lies in shared memory; engine.h has the structures, way.h the contract of the ways; posts.h, work.h,
+ * window.h and drive.h say what the files offer each other. */
 #ifndef TLY_LOCAL_H
 #define TLY_LOCAL_H
 

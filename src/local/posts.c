@@ -185,8 +185,8 @@ void tly_posts_finish(struct tly_local *l, struct tly_local_round *r)
 
 /* --- a round begins ----------------------------------------------------------------------------- */
 
-/* The ranks' priorities of an operation may differ.  What goes through windows all ranks take in the order of the lowest one,
- * where its post says its priority. */
+/* The ranks' priorities of an operation may differ.  Reductions through windows all ranks take in the order of the lowest one,
+ * so that fewer of them wait for a rank that has its window in another one.  Other posts say no priority. */
 static int64_t posts_priority(const struct tly_local_round *r)
 {
     return r->slots && r->op->call->reduces ? r->posts[0].first_dim : r->op->priority;
@@ -220,8 +220,8 @@ static bool posts_is_sound(const struct tly_local *l, const struct tly_local_rou
     const struct tly_post *p = tly_local_post(r, place), *own = &r->posts[l->me];
     uint32_t rank = r->group->rank[place];
     uint64_t given = tly_work_gives(op, place) ? op->bytes : 0;
-    if (p->work >= TLY_WORKS ||
-        (!op->call->gathered && ((p->flags ^ own->flags) & TLY_POST_EAGER || p->bytes != given)))
+    bool even = !op->call->gathered || op->output; /* else memory is taken for what all give */
+    if (p->work >= TLY_WORKS || (even && ((p->flags ^ own->flags) & TLY_POST_EAGER || p->bytes != given)))
         return false;
     if (p->flags & TLY_POST_EAGER)
         return true;

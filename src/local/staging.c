@@ -261,9 +261,9 @@ static bool staging_step(struct tly_local *l, struct tly_local_round *r, const s
 
 static bool staging_give_up(struct tly_local *l, const struct tly_local_round *r)
 {
-    if (!r->work)
+    if (!r->posts[l->me].gen)
         return true;
-    tly_window_give_up(l, r);
+    tly_window_give_up(l, r); /* others may have begun */
     return tly_work_await_others(l, tly_work_name(r, 0));
 }
 

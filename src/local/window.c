@@ -189,4 +189,12 @@ void tly_window_say_done(const struct tly_local *l, const struct tly_local_round
 void tly_window_give_up(const struct tly_local *l, const struct tly_local_round *r)
 {
     atomic_store(&tly_work_entry(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
+    atomic_thread_fence(memory_order_seq_cst); /* the memory changes behind that */
+}
+
+bool tly_window_is_given_up(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
+{
+    atomic_thread_fence(memory_order_seq_cst); /* first it was read; pairs with tly_window_give_up() */
+    return atomic_load(&tly_work_entry(l, r, rank)->next) ==
+           ((uint64_t)r->posts[rank].gen << 32 | UINT32_MAX);
 }

@@ -26,7 +26,7 @@ void tly_windows_close(struct tly_local *l);
 
 /* A round with windows begins: it may be elected. */
 void tly_window_begin(struct tly_local *l, const struct tly_local_round *r);
-/* It has left its operation: give the window back, and elect the next round.  (struct tly_way) */
+/* A way's `let_go`: the round has left its operation.  Give the window back, and elect the next round. */
 void tly_window_let_go(struct tly_local *l, struct tly_local_round *r, struct tly_local_op *op);
 
 /* May this rank have a window for the round, or has it one?  first: no round with windows is before it. */
@@ -56,7 +56,9 @@ uint32_t tly_window_done_by(const struct tly_local *l, const struct tly_local_ro
 /* Publish r->staged, or a number of blocks that this rank is done with. */
 void tly_window_say_staged(const struct tly_local *l, const struct tly_local_round *r);
 void tly_window_say_done(const struct tly_local *l, const struct tly_local_round *r, uint32_t blocks);
-/* This rank gives the round up: what lies in its window counts for nothing any more. */
+/* This rank gives the round up: what is read of its memory from here on counts for nothing. */
 void tly_window_give_up(const struct tly_local *l, const struct tly_local_round *r);
+/* Has a rank done so?  Asked once its memory has been read. */
+bool tly_window_is_given_up(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank);
 
 #endif

@@ -55,7 +55,7 @@ static inline struct tly_work *tly_work_entry(const struct tly_local *l, const s
 }
 /* The round's work entry is that of the first place whose rank has posted it. */
 void tly_work_share(struct tly_local *l, struct tly_local_round *r);
-/* One more chunk, or rank, is done: whoever counts the last one tells the others.  False: not where a rank has failed. */
+/* One more chunk is done: whoever counts the last one tells the others.  False: not where a rank has failed. */
 bool tly_work_count(struct tly_local *l, const struct tly_local_round *r);
 /* Has all of it been counted? */
 bool tly_work_is_finished(const struct tly_local_round *r);

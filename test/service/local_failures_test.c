@@ -422,7 +422,7 @@ static void test_late(void **state)
 
 /* --- a rank that runs wild ------------------------------------------------------------------------ */
 
-enum { OUTSIDE, LONGER, NOT_HERE, NO_ENTRY, GATHERED, WINDOW, ROOTS_WINDOW, WAYS };
+enum { OUTSIDE, LONGER, NOT_HERE, NO_ENTRY, GATHERED, UNEVEN, WINDOW, ROOTS_WINDOW, WAYS };
 
 /* The segments that this process has mapped: its own one and the other rank's. */
 static void find_segments(struct tly_control **mine, struct tly_control **other)
@@ -466,6 +466,8 @@ static int run_wild(int rank, void *arg)
             CHECK(tally_broadcast(c, "t", x, count, TALLY_FLOAT32, 0, NULL, &op) == 0);
         else if (b->run == GATHERED)
             CHECK(tally_allgather(c, "t", x, 2, TALLY_FLOAT32, NULL, &op) == 0);
+        else if (b->run == UNEVEN)
+            CHECK(tally_allgather_into(c, "t", x + count / 2, x, count / 2, TALLY_FLOAT32, NULL, &op) == 0);
         else
             CHECK(tally_push_pull(c, "t", x, x, count, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
         atomic_store(&b->stage, 1);
@@ -495,7 +497,7 @@ static int run_wild(int rank, void *arg)
         p.input = sizeof *mine, p.bytes = 64 << 20;
     if (b->run == GATHERED)
         p.flags = TLY_POST_EAGER, p.bytes = (1ull << 32) + 8;
-    if (b->run == ROOTS_WINDOW)
+    if (b->run == UNEVEN || b->run == ROOTS_WINDOW)
         p.bytes = sizeof x;
     if (b->run >= WINDOW) {
         atomic_store(&mine->work[p.work].window, 0x7000000000000);
