@@ -63,8 +63,9 @@ _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
  * goes through windows: window.h. */
 struct tly_work {
     _Alignas(64) _Atomic uint64_t next; /* the next chunk to be taken */
-    _Atomic uint64_t done;   /* chunks that are done; release, pairs with acquire in work.c and window.c */
-    _Atomic uint64_t window; /* its place in the segment */
+    _Atomic uint64_t done;              /* chunks that are done; release, pairs with acquire in readers */
+    _Atomic uint64_t
+        window; /* its place in the segment; a group's long tensor: generation, chunks in the pool */
     /* Of a team: what its rank's post does not say, for one that stands in.  The post publishes it. */
     struct {
         double prescale, postscale;

@@ -1,11 +1,12 @@
 /* pooled.c - the way of large reductions whose tensors all lie in the pool, and of a group's, which copies its tensors there.
  *
- * A group's long tensors are copied some chunks at a time once the round begins, so that no call takes as long as its copy.  `window` of a
- * rank's own work entry counts its chunks that are there.
- *
  * The tensor is cut into chunks.  Whoever is free takes the next one, reads it from all ranks and writes the sum to all ranks
  * that get it, so a rank that computes delays nobody: the others do its share.  The work entry of the
  * first place whose rank has posted counts the chunks that are taken, and those that are done.
+ *
+ * A group's long tensors are copied some chunks at a time once the round begins, so that no call takes as long as its copy.
+ * Each rank copies its own, so there the others do wait for a rank that is stopped.  `window` of a rank's own work entry counts
+ * its chunks that are there.
  *
  * All under the engine's lock. */
 #include <string.h>
@@ -22,9 +23,7 @@ enum {
     MOST_CHUNK = 256 << 10,
     BLOCK = TLY_ZEROS, /* sums are copied to the other ranks while the first cache has them */
     CHUNKS_EACH = 2,   /* for each rank, at least, of a large tensor */
-    LONG =
-        4
-        << 20, /* bytes of a group's tensor that are copied at once: memcpy is the faster the longer it is */
+    LONG = 4 << 20, /* bytes of a group's tensor that are copied at once: memcpy is faster if it is longer */
 };
 
 static bool pooled_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
