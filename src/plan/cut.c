@@ -31,10 +31,11 @@ static uint64_t plan_within(uint64_t least, uint64_t bytes, uint64_t most)
     return bytes < least ? least : bytes < most ? bytes : most;
 }
 
-/* A part beyond the unit that is hardly more than a packet is one. */
+/* Shortens a part beyond the unit from up to 64 KB to 60 KB. */
 static uint64_t plan_fit_packet(uint64_t bytes, uint64_t unit)
 {
-    return bytes > PACKET && bytes <= PACKET_AND_A_BIT ? plan_within(unit, PACKET, bytes) : bytes;
+    bool fits = bytes > unit && bytes > PACKET && bytes <= PACKET_AND_A_BIT;
+    return fits ? plan_within(unit, PACKET, bytes) : bytes;
 }
 
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, const struct tly_cutting *c)

@@ -38,7 +38,7 @@ struct tly_cutting {
  * its length; but a credit of them is no more than 16 units (8 ms of a card of 500 Mbit/s or more) or a 32nd of the list: so
  * much stands before what is urgent.  A list that would have shorter parts than `unit` by that has as long ones as give each service
  * 16, but none shorter than a quarter of `unit`.
- * Instead of 60 to 64 KB, parts beyond the unit have 60: with its header that fits into the largest packet of a kernel's.  64 KB
+ * Instead of 60 to 64 KB, parts beyond the unit have 60: with its header that fits into the largest packet that the kernel builds.  64 KB
  * go as two packets, which may wake the receiver twice. */
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, const struct tly_cutting *c);
 

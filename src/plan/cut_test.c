@@ -57,9 +57,24 @@ static void test_longest_parts(void **state)
                     assert_true(longest <= unit || longest <= PACKET || longest > 64 << 10);
                     assert_true(longest == c.most || more > most ||
                                 tly_plan_ahead(active, i & 1) * more > credit);
+                    uint64_t few = bytes / (unsigned)active / TLY_FEW;
+                    assert_true(longest <= most || longest <= few || longest <= unit / 4 + 64);
                     assert_true(longest >= unit || longest == 2 * (unit / 8) ||
                                 longest + 64 > bytes / (unsigned)active / TLY_FEW);
                 }
+}
+
+/* Units beyond a packet: no part is longer for it. */
+static void test_parts_of_a_packet(void **state)
+{
+    enum { KB = 1 << 10 };
+    struct tly_cutting c = {124 * KB, 512 * KB, 4, false, TLY_FEW};
+    assert_int_equal(tly_plan_largest_part(&(struct tly_stretch){.bytes = 4096 * KB}, &c), 64 * KB);
+    assert_int_equal(tly_plan_largest_part(&(struct tly_stretch){.bytes = 4000 * KB}, &c), 62 * KB + 512);
+    c.unit = 32 * KB;
+    assert_int_equal(tly_plan_largest_part(&(struct tly_stretch){.bytes = 4096 * KB}, &c), 60 * KB);
+    c.unit = 61 * KB;
+    assert_int_equal(tly_plan_largest_part(&(struct tly_stretch){.bytes = 4096 * KB}, &c), 61 * KB);
 }
 
 /* Parts cover a tensor, keep their bounds, and at both ends of the list are a small share of what is left. */
@@ -118,8 +133,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_part_bytes),    cmocka_unit_test(test_part_most),
-        cmocka_unit_test(test_longest_parts), cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_credit),
+        cmocka_unit_test(test_longest_parts), cmocka_unit_test(test_parts_of_a_packet),
+        cmocka_unit_test(test_parts),         cmocka_unit_test(test_credit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
