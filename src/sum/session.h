@@ -63,7 +63,7 @@ struct tly_session {
     uint64_t
         told; /* deliveries that the rank says it has; past `received` while the medium still reads them */
     uint32_t ring_room;
-    bool asks; /* when all of these will be stable */
+    bool asks; /* the rank waits to hear that all deliveries are stable */
 };
 
 /* session.c */

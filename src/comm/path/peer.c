@@ -213,7 +213,8 @@ static void peer_on_result(struct tly_peer *peer, const struct tly_frame *f, con
         if (last) {
             tly_part_stamp(p, TLY_AT_LANDED);
             p = tly_op_landed(peer->comm, p);
-            whole = p && tly_progress_waits(&p->op->progress);
+            whole =
+                p && p->op->bytes > peer->comm->params.retain_bytes && tly_progress_waits(&p->op->progress);
             if (p && peer->mortal)
                 tly_keep_part(peer, p);
             else if (p)
