@@ -90,6 +90,7 @@ struct tly_local_op {
     uint8_t dtype, reduction; /* of tally.h */
     bool mark;                /* this rank refuses, or takes it back: the others must take the other way */
     bool patient;             /* its wait for other ranks is no reason for a warning */
+    bool even; /* of a call with `gathered`: all ranks give as much, and `output` has room for that */
     struct tly_local_group *group; /* borrowed: a group's ranks on this machine; NULL: all ranks */
     bool stands_in;   /* this rank has joined, and takes part in a team's operation with zeros (`stand_in`) */
     uint32_t root;    /* its place in the group */

@@ -447,6 +447,7 @@ static int closes_early(int rank, void *arg)
         }
         tally_op *op = begin_sum(c, pair, "w", x, y, MOST);
         if (rank == three[0]) {
+            CHECK(is_shared(op) == (c->local != NULL));
             atomic_store(&b->stage, 1);
             CHECK(tally_comm_close(c) == 0);
         }

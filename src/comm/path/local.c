@@ -68,6 +68,7 @@ void tly_comm_describe_local(struct tally_op *op)
     l->ranges = tly_spec_ranges(op);
     l->input = op->input;
     l->output = op->output;
+    l->even = op->even;
     l->first_dim = tly_spec_first_dim(&op->spec);
     l->dims = tly_spec_shape(&op->spec);
 }
