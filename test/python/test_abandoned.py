@@ -188,19 +188,23 @@ def failed(root):
         optimizer.step()
     if t.rank() == 0:
         gradient.add_(1)
-    if root == 0:
+    sentence = None
+    if t.rank() == 0 or root == 0:
         with pytest.raises(Error) as caught:
             t.broadcast_optimizer_state(optimizer, root)
-        return str(caught.value)
-    t.broadcast_optimizer_state(optimizer, root)
-    return [value["momentum_buffer"].tolist() for value in optimizer.state_dict()["state"].values()]
+        sentence = str(caught.value)
+    else:
+        t.broadcast_optimizer_state(optimizer, root)
+    return sentence, [value["momentum_buffer"].tolist() for value in optimizer.state_dict()["state"].values()]
 
 
 def test_a_broadcast_behind_a_failed_update(three):
-    """The root's failure is raised on all ranks; another rank's counts for nothing, because it gets the root's state."""
-    for sentence in three(failed, 0):
+    """The root's failure is raised on all ranks; another rank's there alone, and it has the root's state all the same."""
+    for sentence, _ in three(failed, 0):
         assert "0.weight was changed while it was reduced" in sentence
-    same_on_all(three(failed, 1))
+    sentences, states = zip(*three(failed, 1))
+    assert "0.weight was changed while it was reduced" in sentences[0] and sentences[1:] == (None, None)
+    same_on_all(states)
 
 
 def passes():

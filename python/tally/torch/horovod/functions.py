@@ -128,7 +128,8 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
     A fresh optimizer gets the root's state, whatever it consists of.  If the root's optimizer is fresh, all are.
     optimizer: any torch optimizer or DistributedOptimizer over the same parameters on all ranks, in the same order.  With sparse=
         each rank keeps the gradients that it has not sent; if the root has none, all ranks drop them.
-        Behind a backward, that step's reductions end first, and are forgotten on all ranks, as by load_state_dict().
+        Behind a backward, that step's reductions end first, and are forgotten on all ranks, as by load_state_dict().  If an update
+        fails then, the root's failure is raised on all ranks, and another rank's on that rank, with the state loaded.
     model: accepted as in Horovod; not needed, because no step is made to create the state.
     """
     root = _job.rank() == root_rank
@@ -159,3 +160,5 @@ def broadcast_optimizer_state(optimizer, root_rank, model=None, process_set=glob
     Group([broadcast(_call(None, process_set), tensor, tensor, root_rank, process_set) for tensor in tensors]).wait()
     if not root:
         optimizer.load_state_dict(state)
+        if failure is not None:
+            raise failure  # a parameter lacks that update

@@ -415,7 +415,8 @@ class _Distributed(Shared):
             operation = error.__dict__.pop("tally_operation", None)
             if operation is not None and submit is reduce:
                 for slot in slots:
-                    self._tally_began(slot, operation)
+                    if slot.p.requires_grad:
+                        self._tally_began(slot, operation)
             elif isinstance(error, Exception) and not _where.is_handlers(error):
                 self._tally_refused.update(dict.fromkeys(slots, error))
             raise
@@ -445,31 +446,36 @@ class _Distributed(Shared):
             return
         self._tally_submit_rest()
         self._tally_hear_frozen()
+        self._tally_await_handles()  # what lies in ranges must not be under way when they are made
         try:
             if self._tally_layout.is_due(self._tally_order):
                 self._tally_layout.make(self)
         except Exception as error:  # what is loaded counts nonetheless
             if _where.is_handlers(error):
                 raise
-        self._tally_drop()
-        self._tally_dropped += 1
+        self._tally_drop(counts=True)
 
-    def _tally_forget_step(self):
+    def _tally_forget_step(self, dropped=0):
         """No reductions are left."""
         # At once, for signal handlers.
-        self._tally_handles, self._tally_sent, self._tally_refused, self._tally_frozen = {}, {}, {}, None
+        dropped += self._tally_dropped
+        self._tally_handles, self._tally_sent, self._tally_refused, self._tally_frozen, self._tally_dropped = {}, {}, {}, None, dropped
 
-    def _tally_drop(self, comparison=None):
-        """Wait for the reductions of a backward that no step follows, and forget them.  comparison: of frozen parameters, for the
-        next step."""
+    def _tally_await_handles(self):
+        """Failures count for nothing."""
         for handle in filter(None, self._tally_handles.values()):
             try:
                 handle.wait()
             except Exception as error:
                 if _where.is_handlers(error):
                     raise
+
+    def _tally_drop(self, comparison=None, counts=False):
+        """Wait for the reductions of a backward that no step follows, and forget them.  comparison: of frozen parameters, for the
+        next step.  counts: it is a step that all ranks drop."""
+        self._tally_await_handles()
         self._tally_expect_all()  # first, for a signal handler that breaks this off
-        self._tally_forget_step()
+        self._tally_forget_step(int(counts))
         self._tally_frozen = comparison
 
     def synchronize(self):

@@ -343,14 +343,14 @@ class SparseOptimizer(_Distributed):
             self.history.chunks.advance_dense(before)
             self.history.settle_dense(not self.history.kept or all(one.isfinite().all() for one in gradients))
 
-    def _tally_forget_step(self):
-        super()._tally_forget_step()
+    def _tally_forget_step(self, dropped=0):
+        super()._tally_forget_step(dropped)
         self._tally_ending = None, 0, ()  # it keeps gradients
 
-    def _tally_drop(self, comparison=None):
+    def _tally_await_handles(self):
         for unit in self._tally_layout.ranges:
             unit.drop()
-        super()._tally_drop(comparison)
+        super()._tally_await_handles()
 
     def _tally_begin_anew(self):
         super()._tally_begin_anew()
