@@ -98,28 +98,35 @@ def measure(arguments):
     taken = 0
 
     def take_turns(warm_up, clocks):
-        """{way: [what a step has added to each clock]}"""
+        """{way: [what a step has added to each clock]}.  clocks(begins): what they say before the steps, or behind them."""
         nonlocal taken
         found = {way: [] for way in ways}
         for turn in range(-warm_up, rounds):
             for i in range(len(order)):
                 way = order[(i + turn) % len(order)]
                 dist.barrier()
-                begin = clocks()
+                begin = clocks(True)
                 for _ in range(steps):
                     ways[way](x).backward()
-                end = clocks()
+                end = clocks(False)
                 if turn >= 0:
                     found[way].append([(b - a) / steps for a, b in zip(begin, end)])
             taken += steps
         return found
 
-    def whole():
+    def whole(begins):
+        """The clock is read next to the steps: to read the job's processor time takes a while."""
         dist.barrier()  # all ranks' steps, and no others
-        return time.perf_counter(), of_job() if first else 0.0
+        if not begins:
+            clock = time.perf_counter()
+        job = of_job() if first else 0.0
+        if begins:
+            dist.barrier()
+            clock = time.perf_counter()
+        return clock, job
 
     # Buckets are made anew after the first step.
-    found = take_turns(2, lambda: (time.perf_counter(), time.thread_time(), time.process_time()))
+    found = take_turns(2, lambda _: (time.perf_counter(), time.thread_time(), time.process_time()))
     with busy_cores(first):
         crowded = take_turns(1, whole)
     for way, one in ways.items():
