@@ -9,7 +9,7 @@ import time
 
 from . import _lib
 
-# A wait is cut into slices so that signals (KeyboardInterrupt) get through.  Each slice costs about 100 us of a processor, so
+# A wait is cut into slices so that signals (KeyboardInterrupt) get through.  Each slice costs about 75 us of a processor, so
 # the slices of a long wait are longer: after 3 s it has only the longest.
 SLICE_MS, LONGER_MS, LONGEST_SLICE_MS = 50, 10, 250
 

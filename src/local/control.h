@@ -65,7 +65,7 @@ struct tly_work {
     _Alignas(64) _Atomic uint64_t next; /* the next chunk to be taken */
     _Atomic uint64_t done;              /* chunks that are done; release, pairs with acquire in readers */
     _Atomic uint64_t
-        window; /* its place in the segment; a group's long tensor: generation, chunks in the pool */
+        window; /* its place in the segment; of a group's sum in the pool: generation, chunks that are there */
     /* Of a team: what its rank's post does not say, for one that stands in.  The post publishes it. */
     struct {
         double prescale, postscale;
@@ -113,7 +113,7 @@ struct tly_control {
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */
     } read[TLY_LOCAL_RANKS];
     struct tly_work work
-        [TLY_WORKS]; /* used: of a reduction in the pool that of the round's first place; else each rank's */
+        [TLY_WORKS]; /* used: of a reduction in the pool that of the round's first place, and each rank's `window`; else each rank's */
     _Alignas(64) uint8_t ring[TLY_RING];
 };
 

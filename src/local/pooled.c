@@ -5,7 +5,7 @@
  * first place whose rank has posted counts the chunks that are taken, and those that are done.
  *
  * A group's long tensors are copied some chunks at a time once the round begins, so that no call takes as long as its copy.
- * Each rank copies its own, so there the others do wait for a rank that is stopped.  `window` of a rank's own work entry counts
+ * Each rank copies its own, so there the others do wait for a rank that is stopped or gets no core.  `window` of a rank's own work entry counts
  * its chunks that are there.
  *
  * All under the engine's lock. */
