@@ -140,8 +140,7 @@ int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n
         return stream_await_room(s);
     if (r < 0)
         return -errno;
-    bool short_of_room = s->done + (size_t)r < bytes;
-    if (short_of_room)
+    if (s->done + (size_t)r < bytes)
         r += stream_send_rest(s, packet, n, (size_t)r);
     s->full = s->done + (size_t)r < bytes; /* the rest is offered again at once, in vain */
     uint32_t whole = 0;
@@ -156,8 +155,7 @@ int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n
     c->up->handed(c->user, whole, (size_t)r);
     if (whole)
         c->up->completed(c->user, whole);
-    return short_of_room && !s->full ? stream_await_room(s)
-                                     : 0; /* the next batch is made once there is room */
+    return 0;
 }
 
 /* --- receiving ----------------------------------------------------------------------------------- */
