@@ -10,6 +10,7 @@
  *
  * All under the engine's lock. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "local/posts.h"
@@ -65,7 +66,10 @@ uint8_t *tly_ferry_slot(struct tly_local *l, const struct tly_local_round *r, ui
     uint64_t at = l->at[rank].control->slots, all = l->at[rank].bytes;
     if (at >= sizeof(struct tly_control) && at <= all && TLY_WINDOW <= all - at)
         return l->at[rank].base + at + (size_t)l->me * ferry_slot_bytes(l);
-    l->calls->broken(l->user, EPROTO, "a rank of this machine has written nonsense into shared memory");
+    char sentence[100];
+    snprintf(sentence, sizeof sentence, "rank %u has written nonsense into shared memory",
+             tly_local_number(l, rank));
+    l->calls->broken(l->user, EPROTO, sentence);
     return NULL;
 }
 

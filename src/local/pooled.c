@@ -5,8 +5,8 @@
  * first place whose rank has posted counts the chunks that are taken, and those that are done.
  *
  * A group's long tensors are copied some chunks at a time once the round begins, so that no call takes as long as its copy.
- * Each rank copies its own, so there the others do wait for a rank that is stopped or gets no core.  `window` of a rank's own work entry counts
- * its chunks that are there.
+ * Each rank copies its own, so there the others do wait for a rank that is stopped or gets no core.  `window` of a rank's own
+ * work entry counts its chunks that are there.
  *
  * All under the engine's lock. */
 #include <string.h>
@@ -75,7 +75,7 @@ static void pooled_show_staged(struct tly_local *l, const struct tly_local_round
                           (uint64_t)r->posts[l->me].gen << 32 | r->staged, memory_order_release);
 }
 
-/* What of a long tensor is to be copied later. */
+/* Say how much of a long tensor is to be copied later. */
 static void pooled_plan_copies(struct tly_local *l, struct tly_local_round *r)
 {
     bool is_long = r->op->bytes > LONG;

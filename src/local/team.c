@@ -187,7 +187,7 @@ static bool team_sum_block(struct tly_local *l, const struct tly_local_round *r,
     return true;
 }
 
-/* What is left of the piece. */
+/* The piece's next block, at most as long as the piece's rest. */
 static struct tly_ferry_block team_left_of(const struct tly_local_piece *piece, const uint8_t *from)
 {
     return (struct tly_ferry_block){.at = piece->place + piece->done,
@@ -224,7 +224,7 @@ static void team_count_part(struct tly_local *l, const struct tly_local_round *r
         tly_local_tell_group(l, r->group);
 }
 
-/* Of the outputs that this rank reaches. */
+/* Copy to the outputs that this rank reaches by itself. */
 static bool team_copy_to_reached(struct tly_local *l, const struct tly_local_round *r,
                                  const struct tly_local_piece *piece, const uint8_t *from)
 {

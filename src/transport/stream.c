@@ -80,7 +80,7 @@ static void stream_watch_for(struct tly_stream *s, uint32_t events)
 
 /* --- sending ------------------------------------------------------------------------------------- */
 
-/* Of a batch, what lies behind its first `skip` bytes. */
+/* Send a batch without its first `skip` bytes.  Returns what sendmsg() does. */
 static ssize_t stream_send_batch(struct tly_stream *s, const struct tly_packet *packet, uint32_t count,
                                  size_t skip)
 {
