@@ -13,8 +13,11 @@
  * has, while the cache has it.
  *
  * Each rank writes its input before each call, then all meet at a barrier.  A sample is the time from when the first rank
- * begins until the last has its result: where ranks outnumber cores, a turn that a rank waits for counts.  Rank 0 prints a JSON
- * object for each size, operation and way. */
+ * begins until the last has its result: where ranks outnumber cores, a turn that a rank waits for counts.  Before each turn
+ * rank 0 measures how far two processors are from each other.  It prints a JSON object for each size, operation and way. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -40,7 +43,8 @@ static const char *const operation_names[OPERATIONS] = {"all-gather", "broadcast
 struct series {
     double *samples; /* from the first rank's begin to the last one's end, in seconds */
     int count;
-    long wrong; /* elements, of all ranks */
+    long wrong;  /* elements, of all ranks */
+    double ping; /* longest time of a cache line to another processor and back, in seconds */
 };
 
 static tally_comm *comm;
@@ -173,6 +177,61 @@ static void call(enum way way, enum operation what, size_t bytes)
     finish(op, name);
 }
 
+/* --- how far processors are ----------------------------------------------------------------------- */
+
+enum { TRIPS = 1000 };
+
+static _Alignas(128) atomic_int there;
+static _Alignas(128) atomic_int back;
+
+static void keep_on(int cpu)
+{
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)cpu, &one);
+    sched_setaffinity(0, sizeof one, &one);
+}
+
+static void *answer(void *arg)
+{
+    keep_on(*(int *)arg);
+    for (int i = 1; i <= TRIPS; i++) {
+        while (atomic_load(&there) != i)
+            ;
+        atomic_store(&back, i);
+    }
+    return NULL;
+}
+
+/* How long a cache line takes to the second processor and back, in seconds.  0: there is one processor.  A hypervisor may move
+ * them from time to time, within a socket or to another one, and everything that goes from cache to cache changes with it. */
+static double ping(void)
+{
+    cpu_set_t all;
+    pthread_t other;
+    int cpus[2], found = 0;
+    sched_getaffinity(0, sizeof all, &all);
+    for (int cpu = 0; cpu < CPU_SETSIZE && found < 2; cpu++)
+        if (CPU_ISSET((size_t)cpu, &all))
+            cpus[found++] = cpu;
+    if (found < 2)
+        return 0;
+    atomic_store(&there, 0);
+    check(pthread_create(&other, NULL, answer, &cpus[1]), "no thread");
+    keep_on(cpus[0]);
+    double begin = 0;
+    for (int i = 1; i <= TRIPS; i++) {
+        begin = i == TRIPS / 2 ? now() : begin; /* the thread runs by now */
+        atomic_store(&there, i);
+        while (atomic_load(&back) != i)
+            ;
+    }
+    double took = (now() - begin) / (TRIPS / 2 + 1);
+    pthread_join(other, NULL);
+    sched_setaffinity(0, sizeof all, &all);
+    return took;
+}
+
 /* --- measured ------------------------------------------------------------------------------------- */
 
 /* Small integers, so that any order of adding gives the same. */
@@ -232,6 +291,8 @@ static void try_one(enum way way, enum operation what, size_t bytes, struct seri
 static void measure(enum way way, enum operation what, size_t bytes, double seconds, struct series *s)
 {
     static double first[MOST_SAMPLES], last[MOST_SAMPLES];
+    double far = rank == 0 ? ping() : 0;
+    s->ping = far > s->ping ? far : s->ping;
     try_one(way, what, bytes, s);
     double begin = now();
     for (int i = 0; i < LEAST_SAMPLES; i++)
@@ -272,9 +333,10 @@ static void compare(enum operation what, size_t bytes, double seconds, int round
         if (rank == 0)
             printf("{\"bench\": \"moves\", \"ranks\": %d, \"operation\": \"%s\", \"bytes\": %zu, \"way\": "
                    "\"%s\", "
-                   "\"median_us\": %.3f, \"least_us\": %.3f, \"samples\": %d, \"wrong\": %ld}\n",
+                   "\"median_us\": %.3f, \"least_us\": %.3f, \"samples\": %d, \"wrong\": %ld, \"ping_ns\": "
+                   "%.0f}\n",
                    size, operation_names[what], bytes, way_names[i], s[i].samples[s[i].count / 2] * 1e6,
-                   s[i].samples[0] * 1e6, s[i].count, s[i].wrong);
+                   s[i].samples[0] * 1e6, s[i].count, s[i].wrong, s[i].ping * 1e9);
         free(s[i].samples);
     }
     fflush(stdout);

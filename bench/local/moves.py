@@ -69,9 +69,9 @@ def compare(rows):
 
 def show(ranks, found):
     print("\n# %d ranks" % ranks)
-    print("%-15s %9s | %10s | %10s %10s %6s %6s %7s | %10s %10s %6s %6s %7s | %5s" % (
+    print("%-15s %9s | %10s | %10s %10s %6s %6s %7s | %10s %10s %6s %6s %7s | %7s | %5s" % (
         "operation", "bytes", "gloo us", "kernel us", "heap us", "/ loop", "least", "x gloo", "copy us", "pool us", "/ loop",
-        "least", "x gloo", "wrong"))
+        "least", "x gloo", "ping ns", "wrong"))
     for operation, size in dict.fromkeys(key[:2] for key in found):
         gloo, line = found.get((operation, size, "gloo")), ""
         for way, loop in LOOPS.items():
@@ -80,8 +80,9 @@ def show(ranks, found):
                 found[operation, size, loop]["median_us"], row["median_us"], row["of_loop"], row["least_of_loop"],
                 row["over_gloo"])
         wrong = sum(row["wrong"] for (what, count, _), row in found.items() if (what, count) == (operation, size))
-        print("%-15s %9d | %10.1f%s | %5d" % (operation, size, gloo["median_us"] if gloo else float("nan"), line, wrong),
-              flush=True)
+        ping = max(row.get("ping_ns", 0) for (what, count, _), row in found.items() if (what, count) == (operation, size))
+        print("%-15s %9d | %10.1f%s | %7.0f | %5d" % (
+            operation, size, gloo["median_us"] if gloo else float("nan"), line, ping, wrong), flush=True)
 
 
 def main():

@@ -100,6 +100,7 @@ struct tly_control {
     _Atomic uint32_t state;                   /* of the start */
     uint64_t probe, probe_at;                 /* a number in private memory, for the others to try */
     uint64_t processors[TLY_PROCESSORS / 64]; /* that it may use, as bits; written before `state` */
+    int32_t node; /* NUMA node on which it was opened, -1: the machine has one; written before `state` */
     _Alignas(64) _Atomic uint32_t
         doubts; /* the lowest rank's is used: how often a rank was about to take back a post */
     _Alignas(64) _Atomic uint64_t elected; /* the lowest rank's is used: the round for which each rank keeps a

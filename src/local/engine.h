@@ -63,6 +63,7 @@ struct tly_local {
     bool direct;
     uint64_t probe;    /* what the others try to read */
     bool crowded;      /* more ranks than cores */
+    bool far;          /* some ranks are on another NUMA node */
     int64_t linger_ns; /* longest that a submission looks for the others' posts, where its caller will wait */
     int home;          /* NUMA node where it was opened; -1: there is one node */
     struct tly_segment *segment;

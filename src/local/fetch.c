@@ -82,7 +82,7 @@ static bool fetch_put_in(struct tly_local *l, struct tly_local_round *r, bool fi
         return false;
     uint32_t number = r->staged++;
     struct fetch_block b = fetch_block(r, number * r->group->size + r->group->me);
-    memcpy(tly_window_slot(r, number), (const uint8_t *)r->op->input + b.from, b.length);
+    tly_window_put(l, tly_window_slot(r, number), (const uint8_t *)r->op->input + b.from, b.length);
     tly_window_say_staged(l, r);
     return true;
 }

@@ -42,6 +42,15 @@ static bool local_is_crowded(const struct tly_local *l)
     return (int)l->count > (mine ? tly_topo_cores() * all / mine : tly_topo_cores());
 }
 
+/* Does any rank of the machine run on another NUMA node? */
+static bool local_is_far(const struct tly_local *l)
+{
+    bool far = false;
+    for (uint32_t rank = 0; rank < l->count; rank++)
+        far |= l->at[rank].control->node != l->home;
+    return far;
+}
+
 int tly_local_open(const struct tly_local_config *config, struct tly_local **out)
 {
     struct tly_local *l = calloc(1, sizeof *l);
@@ -65,11 +74,12 @@ int tly_local_open(const struct tly_local_config *config, struct tly_local **out
         l->free_work[l->free_count++] = (uint16_t)(TLY_WORKS - 1 - i);
     for (int i = 0; i < TLY_LOCAL_RANKS; i++)
         l->at[i].pidfd = -1;
+    l->home = tly_topo_node(-1, 0);
     int err = tly_local_meet(l);
     if (!err) {
         l->crowded = local_is_crowded(l);
+        l->far = local_is_far(l);
         l->linger_ns = LINGER_NS;
-        l->home = tly_topo_node(-1, 0);
         err = tly_thread_start(&l->thread, "tally-local", tly_drive_thread, l);
     }
     if (!err) {

@@ -337,9 +337,10 @@ static int meet_agree(struct meeting *m)
     return able ? 0 : -EOPNOTSUPP;
 }
 
-/* Say which processors this rank may use, before the others look at it. */
+/* Say which processors this rank may use, and its node, before the others look at it. */
 static void meet_describe(struct tly_local *l)
 {
+    l->own->node = l->home;
     cpu_set_t mine;
     CPU_ZERO(&mine);
     sched_getaffinity(0, sizeof mine, &mine);

@@ -174,7 +174,7 @@ static bool staging_sum_block(struct tly_local *l, const struct tly_local_round 
             rows[i] = in[i] + at;
         tly_reduce(&how, (int)l->count, rows, out[0] + at, n / tly_reduce_element_size(op->dtype));
         for (uint32_t i = 1; i < outs; i++)
-            memcpy(out[i] + at, out[0] + at, n);
+            tly_window_put(l, out[i] + at, out[0] + at, n);
     }
     return true;
 }
@@ -202,7 +202,7 @@ static bool staging_put_in(struct tly_local *l, struct tly_local_round *r, bool 
     uint32_t block = r->staged++;
     struct tly_local_range b = staging_block(l, r, block);
     if (staging_owner_of(l, r, block) != l->me)
-        memcpy(tly_window_slot(r, block), (const uint8_t *)r->op->input + b.begin, b.bytes);
+        tly_window_put(l, tly_window_slot(r, block), (const uint8_t *)r->op->input + b.begin, b.bytes);
     tly_window_say_staged(l, r);
     return true;
 }

@@ -3,7 +3,9 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "base/copy.h"
 #include "local/way.h"
 #include "local/work.h"
 
@@ -153,6 +155,14 @@ uint8_t *tly_window_seen(const struct tly_local *l, const struct tly_local_round
              tly_local_number(l, rank));
     l->calls->broken(l->user, EPROTO, sentence);
     return NULL;
+}
+
+void tly_window_put(const struct tly_local *l, void *slot, const void *from, size_t n)
+{
+    if (l->far)
+        tly_copy_streaming(slot, from, n);
+    else
+        memcpy(slot, from, n);
 }
 
 /* --- how far ranks are --------------------------------------------------------------------------- */

@@ -45,6 +45,9 @@ uint8_t *tly_window_slot(const struct tly_local_round *r, uint32_t block);
 uint8_t *tly_window_seen(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank,
                          uint32_t block, uint64_t length);
 
+/* Copy to a slot, from which another rank reads. */
+void tly_window_put(const struct tly_local *l, void *slot, const void *from, size_t n);
+
 /* --- how far ranks are ---
  *
  * The rank's work entry says it, in blocks: `next` those that it has put in, `done` those that it is done with.  Only the

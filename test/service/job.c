@@ -60,6 +60,23 @@ void job_forbid_reaching(void)
     CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 }
 
+bool job_move_apart(int rank)
+{
+    cpu_set_t all, one;
+    int nth = 0;
+    CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
+    if (CPU_COUNT(&all) < 2)
+        return false;
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE && !CPU_COUNT(&one); cpu++)
+        if (CPU_ISSET(cpu, &all) && nth++ == rank % 2)
+            CPU_SET(cpu, &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    CHECK(setenv("HWLOC_SYNTHETIC", "numa:1024 core:1 pu:1", 1) == 0 &&
+          setenv("HWLOC_THISSYSTEM", "1", 1) == 0);
+    return true;
+}
+
 enum { LITTLE_POOL = 96 << 20 };
 
 void job_limit_pool(void)

@@ -80,6 +80,9 @@ void job_limit_pool(void);
 void job_fill_pool(tally_comm *c);
 /* In a rank: process_vm_readv() and process_vm_writev() fail, as in many containers. */
 void job_forbid_reaching(void);
+/* In a rank, before job_open(): ranks next to each other run on sockets of their own, as far as they can know.  False: this
+ * process may use one processor only. */
+bool job_move_apart(int rank);
 /* Bytes of memory that this process has. */
 size_t job_resident(void);
 /* Of `len` bytes; never 0. */

@@ -13,7 +13,7 @@
 
 static const int together[JOB_MOST_RANKS];
 
-enum { REACHING, THROUGH_SERVICE, STAGED, RUNS };
+enum { REACHING, THROUGH_SERVICE, STAGED, APART, RUNS };
 enum { CASES = 60, MOST = 300000 };
 
 struct board {
@@ -116,7 +116,9 @@ static int all_kinds(int rank, void *arg)
     struct board *b = arg;
     if (b->run == STAGED)
         job_forbid_reaching();
+    bool apart = b->run == APART && job_move_apart(rank);
     tally_comm *c = job_open();
+    CHECK(!c->local || c->local->far == apart);
     uint64_t seed = 77 + (uint64_t)rank;
     CHECK((c->local != NULL) == (b->run != THROUGH_SERVICE));
     for (int i = 0; i < CASES; i++) {
@@ -141,9 +143,8 @@ static void test_same_bits(void **state)
                             .main = all_kinds,
                             .arg = b,
                             .settings = {b->run == THROUGH_SERVICE ? "TALLY_LOCAL=off" : "TALLY_LOCAL=on"}});
-        for (int at = 0; at < (RUNS - 1) * ranks * CASES; at++) {
-            int run = at % (RUNS - 1) ? STAGED : REACHING, rank = at / (RUNS - 1) % ranks,
-                i = at / (RUNS - 1) / ranks;
+        for (int at = 0; at < RUNS * ranks * CASES; at++) {
+            int run = at % RUNS, rank = at / RUNS % ranks, i = at / RUNS / ranks;
             if (b->hash[run][rank][i] != b->hash[THROUGH_SERVICE][rank][i])
                 fail_msg("%d ranks: case %d has other bits at rank %d in run %d", ranks, i, rank, run);
         }

@@ -15,7 +15,7 @@ static const int together[JOB_MOST_RANKS];
 
 /* Runs of the same operations: reaching into each other's memory, through the service, and where all ranks, or some,
  * cannot be reached into, so that what does not lie in the pool is staged there. */
-enum { REACHING, THROUGH_SERVICE, STAGED, SOME_STAGED, RUNS };
+enum { REACHING, THROUGH_SERVICE, STAGED, SOME_STAGED, APART, RUNS };
 
 struct board {
     uint64_t hash[RUNS][64];
@@ -42,7 +42,9 @@ static int all_kinds(int rank, void *arg)
     static const size_t counts[] = {0, 1, 17, 1000, 1025, 5000, 70001, 300000};
     if (b->run == STAGED || (b->run == SOME_STAGED && rank % 2))
         job_forbid_reaching();
+    bool apart = b->run == APART && job_move_apart(rank);
     tally_comm *c = job_open();
+    CHECK(!c->local || c->local->far == apart);
     uint64_t seed = 77 + (uint64_t)rank;
     for (int i = 0; i < 60; i++) {
         int dtype = i % 15, reduction = (i * 7 + i / 15) % 5;
