@@ -211,7 +211,7 @@ def _rejected(status, kind, call, comm):
 
 def _broken_off(error, op, kind, call, keep, result):
     """Handle an exception in a submission: an argument cannot be passed to the library, or a signal handler has raised it.
-    The other ranks are told, unless the operation is under way; then it is the exception's `tally_operation`."""
+    The other ranks are told, unless the operation is under way; then it is the exception's `tally_operation`, for submit_to()."""
     if op.value:
         operation = error.tally_operation = Operation(op.value, call, keep, result)  # its memory is held until it has ended
         if call.then is not None:
@@ -223,6 +223,20 @@ def _broken_off(error, op, kind, call, keep, result):
     else:
         refuse(kind, call, error if isinstance(error, (TypeError, ValueError, OverflowError)) else
                _leaving.reason(type(error), error))
+
+
+def submit_to(store, submit, *arguments):
+    """Submit an operation, and pass it to store().  If a signal handler breaks this off, store() gets what is under way
+    nonetheless, perhaps for the second time."""
+    operation = None
+    try:
+        operation = submit(*arguments)
+        store(operation)
+    except BaseException as error:
+        operation = error.__dict__.pop("tally_operation", operation)
+        if operation is not None:
+            store(operation)
+        raise
 
 
 # Below, `keep` is memory in use until the end, beside `result`, which wait() returns.

@@ -1,11 +1,16 @@
 """Steps of a DistributedOptimizer that a signal handler breaks off: the next call goes on."""
 
+import contextlib
+import functools
+import signal
 import sys
+from unittest import mock
 
 import pytest
 
 import reference
 from test_ops import hvd
+from test_signal_handlers import raises
 
 
 class BrokenOff(BaseException):
@@ -160,3 +165,68 @@ def test_a_step_with_unlike_frozen_parameters_is_broken_off(three, kind):
     told = three(refused, kind)
     assert told[1][0] == [True]
     assert all(found == [[[value]] * 4 for value in (10, 20, 30)] for _, found in told), told
+
+
+def interrupted(function, is_there):
+    """The function, within which a signal arrives once, behind the first call for which is_there(*arguments)."""
+    left = [None]
+
+    def call(*arguments):
+        result = function(*arguments)
+        if left and is_there(*arguments):
+            left.pop()
+            signal.raise_signal(signal.SIGUSR1)
+        return result
+
+    return call
+
+
+@contextlib.contextmanager
+def interrupting(place):
+    """A signal arrives once in the submission whose name ends so."""
+    from tally import _operations
+
+    def is_there(comm, name, *_):
+        return name.endswith(place.encode())
+
+    lib, push_pull = _operations.lib, _operations.push_pull
+    push_pull = functools.partial(push_pull, _function=interrupted(lib.tally_push_pull, is_there))
+    push_pullv = interrupted(lib.tally_push_pullv, is_there)
+    with mock.patch.object(_operations, "push_pull", push_pull), mock.patch.object(lib, "tally_push_pullv", push_pullv):
+        yield
+
+
+def submit(place, kind):
+    """(the gradients of steps, in which step a handler has raised) where a signal arrives on rank 0 in a submission."""
+    import torch
+    t = hvd()
+    model = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(40))
+    options = {"sparse": t.SparseChunks(1.0, 0, 16)} if kind == "chunks" else {"lazy": 4096 * (kind == "ranges")}
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **options)
+    found, broken = [], []
+    with raises(TimeoutError), interrupting(place) if t.rank() == 0 else contextlib.nullcontext():
+        for step in range(8):
+            optimizer.zero_grad()
+            try:
+                sum(layer(torch.full((1, 4), 1.0 + step)).sum() for layer in model).backward()
+                optimizer.synchronize()
+            except TimeoutError as error:
+                assert str(error) == "from the handler"
+                broken.append(step)
+                optimizer.synchronize()
+            found.append([p.grad.unique().tolist() for p in model.parameters()])
+            with optimizer.skip_synchronize():
+                optimizer.step()
+    assert bool(optimizer._tally_layout.ranges) == (kind != "plain")
+    return found, broken
+
+
+@pytest.mark.parametrize("place, kind", (("/frozen", "plain"), ("39.weight", "plain"), ("/layout", "ranges"),
+                                         ("/range.0", "ranges"), ("/chunks.0", "chunks"), ("/norms", "chunks")))
+def test_a_submission_is_broken_off(three, place, kind):
+    """The step goes on with what is under way."""
+    told = three(submit, place, kind)
+    (step,) = told[0][1]
+    assert told[0][0] == told[1][0] == told[2][0], "also in that step, where a backward may lack gradients"
+    for other, gradients in enumerate(told[0][0]):
+        assert other == step or gradients == [[1.0 + other]] * 40

@@ -19,6 +19,7 @@ what is frozen, so that a difference is heard before anything is summed.
 SPDX-License-Identifier: Apache-2.0
 """
 
+import functools
 import re
 import weakref
 
@@ -27,6 +28,7 @@ import torch
 from ... import _errors, _job, _where
 from ..._calls import GRADIENT, Call
 from ..._lib import ALLGATHER, PUSH_PULL
+from ..._operations import submit_to
 from ..calls import reduce
 from ..pool import Places, bytes_of, fits, offsets
 
@@ -132,7 +134,6 @@ class Range:
     def expect(self):
         """A step begins."""
         self._left = len(self.slots)  # gradients that backward has not made
-        self._handle = None           # the reduction of the whole
 
     def is_frozen(self):
         """Whether a parameter needs no gradient here now."""
@@ -153,10 +154,6 @@ class Range:
     def start(self, optimizer, slot):
         """Submit the range.  Zeros stand for gradients that are not there."""
         live = [one for one in self.slots if one.p.requires_grad]
-        if self._handle is not None:  # a signal handler has broken this off
-            for one in live:
-                optimizer._tally_began(one, self._handle)
-            return
         changed = {one for one in self.slots if one in optimizer._tally_sent and optimizer._tally_is_changed(one)}
         places, late = self._places, []
         odd = [one for one in self.slots if one.p.grad is None or not one.p.requires_grad or not places.place(one.p, late)]
@@ -171,9 +168,8 @@ class Range:
         if self.call.priority != priority:
             self.call = self.call.but(priority=priority)
         call = self.call.but(finish=_put_back(pairs)) if pairs else self.call
-        self._handle = optimizer._tally_hand_over(self.slots, reduce, call, whole, whole)
+        optimizer._tally_hand_over(live, reduce, call, whole, whole)
         for one in live:
-            optimizer._tally_began(one, self._handle)
             if one not in changed:
                 optimizer._tally_note(one)
 
@@ -253,7 +249,7 @@ class Layout:
         slots = [slot for slot in slots if slot.reduced]
         try:
             if self._word is None:
-                self._word = self._submit(optimizer, slots)
+                self._submit(optimizer, slots)
             ranks, theta, *rest = self._word.wait().tolist()
             if ranks == _job.size():  # else a rank is in join()
                 kinds = [slot.p.dtype if seen and not other else None for slot, seen, other in zip(slots, rest[::2], rest[1::2])]
@@ -296,7 +292,8 @@ class Layout:
         fitting = [optimizer._tally_units[slot.number] is ALONE and _fits(slot) for slot in slots]
         words[2::2] = torch.tensor([fit and slot.seen for fit, slot in zip(fitting, slots)])
         words[3::2] = torch.tensor([not fit for fit in fitting])
-        return reduce(Call(optimizer._tally_prefix + "/layout", space=GRADIENT), words, words)
+        call = Call(optimizer._tally_prefix + "/layout", space=GRADIENT)
+        submit_to(functools.partial(setattr, self, "_word"), reduce, call, words, words)
 
 
 def _fits(slot):

@@ -20,6 +20,7 @@ import torch
 from ... import _calls, _errors, _job, _where
 from ..._calls import GRADIENT, Call, Reduction
 from ..._lib import PUSH_PULL
+from ..._operations import submit_to
 from .. import device, patches
 from ..calls import reduce, reduction as reduction_of
 from ..crossing import gates
@@ -338,8 +339,12 @@ class _Distributed(Shared):
             words = torch.tensor([0] * _job.size() + places, dtype=torch.int32, device="cpu")
             frozen = zlib.crc32(bytes(slot.p.requires_grad for slot in self._tally_update)) % _DROPPED
             words[_job.rank()] = 1 + frozen + self._tally_dropped % 64 * _DROPPED
-            call = Call(self._tally_prefix + "/frozen", space=GRADIENT)
-            self._tally_frozen = reduce(call, words, words), _job.generation()
+            generation = _job.generation()
+
+            def store(handle):
+                self._tally_frozen = handle, generation
+
+            submit_to(store, reduce, Call(self._tally_prefix + "/frozen", space=GRADIENT), words, words)
 
     def _tally_hold(self, slot):
         """A gradient is to start later in this step."""
@@ -364,9 +369,9 @@ class _Distributed(Shared):
         if p.grad.is_sparse and self._tally_sparse_as_dense:
             p.grad = p.grad.to_dense()
 
-    def _tally_began(self, slot, handle):
-        """A gradient is being reduced."""
-        self._tally_handles[slot] = handle
+    def _tally_began(self, slots, handle):
+        """Gradients are being reduced."""
+        self._tally_handles.update(dict.fromkeys(slots, handle))
 
     def _tally_submit(self, slot):
         """Submit a gradient, or zeros."""
@@ -378,7 +383,7 @@ class _Distributed(Shared):
             self._tally_note(slot)
         gradient = p.grad
         # What we write into it ourselves, through .data, its version does not count.
-        self._tally_began(slot, self._tally_start(slot, gradient if gradient.is_sparse else gradient.data))
+        self._tally_start(slot, gradient if gradient.is_sparse else gradient.data)
 
     def _tally_start(self, slot, gradient):
         call, group, priority = slot.call, self._tally_process_set.group(), slot.priority  # a removed set raises
@@ -394,7 +399,8 @@ class _Distributed(Shared):
                     torch.empty(gradient.sparse_dim(), 0, dtype=torch.int64, device="cpu"),
                     gradient.detach()._values().new_empty(0, *gradient.shape[gradient.sparse_dim():]), gradient.shape,
                     device=gradient.device, check_invariants=False)
-            return self._tally_hand_over([slot], SparseReduction, call.but(prescale=1.0, postscale=1.0), gradient)
+            self._tally_hand_over([slot], SparseReduction, call.but(prescale=1.0, postscale=1.0), gradient)
+            return
         sent, ctx = self._tally_compression.compress(gradient)
         if sent is not gradient:
             decompress = self._tally_compression.decompress
@@ -404,20 +410,15 @@ class _Distributed(Shared):
                     gradient.copy_(decompress(result, ctx))
 
             call = call.but(finish=finish)
-        return self._tally_hand_over([slot], reduce, call, sent, sent)
+        self._tally_hand_over([slot], reduce, call, sent, sent)
 
     def _tally_hand_over(self, slots, submit, *arguments):
-        """submit(*arguments), which tells the other ranks if it raises, unless the operation is under way.  Then a signal handler
-        has raised, and the step goes on with that operation."""
+        """submit(*arguments), of these gradients.  It tells the other ranks if it raises, unless a signal handler does: then the
+        step goes on with what is under way."""
         try:
-            return submit(*arguments)
-        except BaseException as error:
-            operation = error.__dict__.pop("tally_operation", None)
-            if operation is not None and submit is reduce:
-                for slot in slots:
-                    if slot.p.requires_grad:
-                        self._tally_began(slot, operation)
-            elif isinstance(error, Exception) and not _where.is_handlers(error):
+            submit_to(functools.partial(self._tally_began, slots), submit, *arguments)
+        except Exception as error:
+            if not _where.is_handlers(error):
                 self._tally_refused.update(dict.fromkeys(slots, error))
             raise
 

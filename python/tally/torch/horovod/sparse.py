@@ -6,6 +6,7 @@ out over the union of rows, in order, and submits their reduction -> wait() make
 SPDX-License-Identifier: Apache-2.0
 """
 
+import functools
 import threading
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from ... import _calls, _errors, _job, _waits
 from ..._calls import Call
 from ..._lib import ALLGATHER
+from ..._operations import submit_to
 from .. import calls
 from ..process_sets import global_process_set
 from . import uneven
@@ -52,7 +54,8 @@ class SparseReduction:
         self._own = (tensor.indices() * torch.tensor(self._strides, device="cpu").unsqueeze(1)).sum(0)
         self._values = values
         self._header = torch.tensor([len(self._shape), self._sparse_dim, *self._shape], device="cpu")
-        self._gather = calls.allgather(gathering, torch.cat([self._header, self._own]))
+        # An exception then carries no operation, which would be the gather's, not the sum's.
+        submit_to(functools.partial(setattr, self, "_gather"), calls.allgather, gathering, torch.cat([self._header, self._own]))
         uneven.begin_half(self)
 
     def _rows_known(self, operation):

@@ -14,13 +14,15 @@ communicator the ranks lay out anew.
 SPDX-License-Identifier: Apache-2.0
 """
 
+import functools
 import re
 
 import torch
 
-from ... import _calls, _errors, _job, _operations, _where
+from ... import _calls, _errors, _job, _where
 from ..._calls import GRADIENT, Call
 from ..._lib import DTYPE_CODES, PUSH_PULL, PUSH_PULLV
+from ..._operations import push_pullv, submit_to
 from ..calls import Group, reduce
 from .lazy import ALONE, Layout
 from .optimizer import _Distributed
@@ -148,9 +150,7 @@ class ChunkedGradients:
         self._exchange.drop()
 
     def _began(self, optimizer):
-        for one in self.slots:
-            if one.p.requires_grad:
-                optimizer._tally_began(one, self._exchange)
+        optimizer._tally_began([one for one in self.slots if one.p.requires_grad], self._exchange)
 
     def _end(self, optimizer):
         """All gradients are there: have all lists and the norms under way."""
@@ -158,7 +158,7 @@ class ChunkedGradients:
             self._submit()
             if self._exchange.norms is None:  # else a signal handler has broken off what follows
                 message = self.history.message(_job.rank() == 0)
-                self._exchange.norms = reduce(self._norms, message, message)
+                submit_to(functools.partial(setattr, self._exchange, "norms"), reduce, self._norms, message, message)
             self._began(optimizer)
 
     def _lay(self, slot, shape):
@@ -205,7 +205,8 @@ class ChunkedGradients:
         gradients, lists = self.history.gradients, self._exchange.lists
         for call, ranges, missing in self._cut():
             if not missing and call not in lists:
-                lists[call] = _operations.push_pullv(call, gradients.data_ptr(), gradients.data_ptr(), ranges, FLOAT32, gradients)
+                address = gradients.data_ptr()
+                submit_to(functools.partial(lists.__setitem__, call), push_pullv, call, address, address, ranges, FLOAT32, gradients)
 
     def _check(self, optimizer, slot, place):
         """Refuse a gradient that cannot lie in its place, or whose parameter's pieces cannot be updated."""
