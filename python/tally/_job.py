@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import threading
+import weakref
 
 from . import _leaving, _lib
 from ._errors import NotInitializedError, explain, failed
@@ -42,7 +43,8 @@ class Job:
         self.generation = 0  # counts open(); what was agreed with an earlier communicator is void
         self.joins = 0       # how often all ranks have joined, in this communicator
         self.forked = False  # true in a child that was forked while the communicator was open
-        self._waits = set()  # ends of calls that wait in threads of their own and use the communicator, each an Event
+        # Ends of calls that use the communicator in threads of their own, each an Event, which lives as long as its Aside.
+        self._waits = weakref.WeakSet()
 
     @property
     def rank(self):
@@ -100,14 +102,12 @@ class Job:
         """An Aside of a function of the communicator.  close() waits for its end."""
         ended = threading.Event()
         with self.in_use() as comm:
-            address = comm.value
             self._waits.add(ended)
 
         def run():
             try:
-                return function(address, *arguments)
+                return function(comm.value, *arguments)  # None, if it begins after close()
             finally:
-                self._waits.discard(ended)
                 ended.set()
 
         return Aside(run)

@@ -31,16 +31,18 @@ def await_event(event, timeout=math.inf):
 
 
 class Aside:
-    """A call of a C function that may wait for long, in a thread of its own."""
+    """A call of a C function that may wait for long, in a thread of its own, which begins with the first wait()."""
 
     def __init__(self, function, *arguments):
         self._function, self._arguments = function, arguments
+        self._begun = threading.Lock()  # never released by the thread that makes the call
         self._lock = threading.Lock()  # so that one thread knows that the other is through
         self._ended = threading.Event()
         self._outcome = self._abandoned = None
-        threading.Thread(target=self._run, name="tally-call", daemon=True).start()
 
     def _run(self):
+        if not self._begun.acquire(blocking=False):  # a signal handler has broken off an earlier start()
+            return
         status = self._function(*self._arguments)
         with self._lock:
             self._outcome = status, _lib.error() if status < 0 else ""
@@ -51,6 +53,8 @@ class Aside:
 
     def wait(self):
         """Returns (status, sentence).  If the wait is interrupted, the call continues, and the next wait goes on."""
+        if not self._begun.locked():
+            threading.Thread(target=self._run, name="tally-call", daemon=True).start()
         await_event(self._ended)
         return self._outcome
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import signal
 import sys
+import threading
 from unittest import mock
 
 import pytest
@@ -183,7 +184,7 @@ def interrupted(function, is_there):
 
 @contextlib.contextmanager
 def interrupting(place):
-    """A signal arrives once in the submission whose name ends so."""
+    """A signal arrives once in the submission whose name ends so, or behind the start of a plan."""
     from tally import _operations
 
     def is_there(comm, name, *_):
@@ -191,9 +192,11 @@ def interrupting(place):
 
     lib, push_pull = _operations.lib, _operations.push_pull
     push_pull = functools.partial(push_pull, _function=interrupted(lib.tally_push_pull, is_there))
+    start = interrupted(threading.Thread.start, lambda thread: place == "plan" and thread.name == "tally-call")
     push_pullv = interrupted(lib.tally_push_pullv, is_there)
     with mock.patch.object(_operations, "push_pull", push_pull), mock.patch.object(lib, "tally_push_pullv", push_pullv):
-        yield
+        with mock.patch.object(threading.Thread, "start", start):
+            yield
 
 
 def submit(place, kind):
@@ -221,7 +224,7 @@ def submit(place, kind):
     return found, broken
 
 
-@pytest.mark.parametrize("place, kind", (("/frozen", "plain"), ("39.weight", "plain"), ("/layout", "ranges"),
+@pytest.mark.parametrize("place, kind", (("/frozen", "plain"), ("39.weight", "plain"), ("/layout", "ranges"), ("plan", "ranges"),
                                          ("/range.0", "ranges"), ("/chunks.0", "chunks"), ("/norms", "chunks")))
 def test_a_submission_is_broken_off(three, place, kind):
     """The step goes on with what is under way."""
