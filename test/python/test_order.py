@@ -1,10 +1,12 @@
 """Priorities from the order in which forward uses parameters: published by rank 0, applied two steps later, a hint."""
 
+import itertools
 import random
 
 import pytest
 
 import jobs  # noqa: F401  (the package's path)
+from test_broken_off import broken_off
 from test_ops import hvd
 
 
@@ -54,6 +56,25 @@ def test_an_order_that_changes_is_published_again():
     orders = [[0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 0, 2], [1, 0, 2], [1, 0, 2]]
     seen = [ranks.step([order, [0, 1, 2]])[1] for order in orders]
     assert seen == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [2, 1, 0], [1, 0, 2], [1, 0, 2]]
+
+
+@pytest.mark.parametrize("gated", (True, False))
+def test_a_begin_is_broken_off(gated):
+    """At each line: the next call does all that one does which nothing breaks off."""
+    orders = [order_module().Order(3, True) for _ in range(2)]
+    for number in itertools.count(1):
+        for order in orders:
+            for one in random.Random(number).sample(range(3), 3):
+                (order.used if gated else order.made)(one)
+        more = broken_off(orders[0].begin, {"begin", "merged"}, number)
+        words = [order.begin() for order in orders]
+        assert words[0] == words[1] and vars(orders[0]) == vars(orders[1])
+        if not more:
+            break
+        for order, (_, places) in zip(orders, words):
+            order.heard(places)
+            order.end()
+    assert number > 10
 
 
 def test_what_stays_is_not_published_again():

@@ -50,15 +50,14 @@ class Order:
 
     def _forget(self):
         self._used, self._made = {}, {}  # ordered sets: of this step's forward, of backward
-        self._open = True                # forward of this step has not ended in a backward
-        self._word = None                # what begin() has returned for this step
+        self._word = None                # what begin() has returned for this step; None: forward has not ended in a backward
         self._gated = False              # gates have spoken in this step's forward
         self._same = 0                   # looks in a row that have found what is published
         self.looks = self._observes      # at this step
 
     def used(self, number):
         """Forward is about to use a parameter.  That counts until backward begins."""
-        if self._open and self.looks:
+        if self._word is None and self.looks:
             self._used.setdefault(number)
 
     def made(self, number):
@@ -72,29 +71,22 @@ class Order:
         handler returns the same."""
         if self._word is not None:
             return self._word
-        step, changed = self._step + 1, False
-        while self._pending and self._pending[0][0] <= step:
-            new = self._pending.pop(0)[1]
-            changed |= new != self.order
-            self.order = new
-        seen, self._gated = list(self._used) or list(reversed(self._made)), bool(self._used)
-        self._used, self._made, self._open = {}, {}, False
-        word = changed, self._publish(seen)
-        self._step, self._word = step, word
-        return word
-
-    def _publish(self, seen):
-        zeros = [0] * self.count
-        if not self._observes or not seen:
-            return zeros
-        wanted = merged(self._published or self.order, seen)
-        if wanted == self._published:
-            self._same += 1
-            return zeros
-        self._published, self._same = wanted, 0
-        for place, number in enumerate(wanted):
-            zeros[number] = 1 + place
-        return zeros
+        step = self._step + 1
+        order = next((order for first, order in reversed(self._pending) if first <= step), self.order)
+        later = [entry for entry in self._pending if entry[0] > step]
+        seen = list(self._used) or list(reversed(self._made))
+        places, published, same = [0] * self.count, self._published, self._same
+        if self._observes and seen:
+            published = merged(self._published or order, seen)
+            same += 1
+            if published != self._published:
+                same = 0
+                for place, number in enumerate(published):
+                    places[number] = 1 + place
+        # At once, for signal handlers.
+        vars(self).update(order=order, _word=(order != self.order, places), _step=step, _pending=later, _published=published,
+                          _same=same, _gated=bool(self._used), _used={}, _made={})
+        return self._word
 
     def heard(self, words):
         """The sum of what all ranks' begin() returned for this step.  It may be heard again, behind a signal handler."""
@@ -111,7 +103,7 @@ class Order:
 
     def end(self):
         """The step is done: what comes is the next one's forward."""
-        self._open, self._word = True, None
+        self._word = None
         self.looks = self._observes and (self._same < SETTLED or self._step % EVERY == 0)
 
     def begin_anew(self, observes, count=None):
