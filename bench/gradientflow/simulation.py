@@ -66,7 +66,7 @@ class Simulation:
             backward(rank)
             gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.parameters.items()}
             for name, gradient in gradients.items():
-                (history.add_dense if is_dense else history.add)(name, gradient)
+                history.add_dense(name, gradient, {}) if is_dense else history.add(name, gradient)
             own.append(gradients)
         (self._send_all if is_dense else self._send_chosen)(own)
 

@@ -1,7 +1,9 @@
 """Steps of a DistributedOptimizer that a signal handler breaks off: the next call goes on."""
 
 import contextlib
+import copy
 import functools
+import itertools
 import signal
 import sys
 import threading
@@ -233,3 +235,40 @@ def test_a_submission_is_broken_off(three, place, kind):
     assert told[0][0] == told[1][0] == told[2][0], "also in that step, where a backward may lack gradients"
     for other, gradients in enumerate(told[0][0]):
         assert other == step or gradients == [[1.0 + other]] * 40
+
+
+def with_history():
+    """(the gradients of a step that sends everything, the history of earlier ones, too; at how many lines rank 1 has broken it off)."""
+    import torch
+    t = hvd()
+    torch.manual_seed(0)
+    model, state, found = torch.nn.Linear(16, 64, bias=False), None, set()
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(t.rank()))
+    for number in itertools.count():
+        optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(),
+                                           sparse=t.SparseChunks(0.3, 0, 64))
+        for _ in range(8 * (state is None)):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        state = state or copy.deepcopy(optimizer.state_dict())
+        if number:
+            optimizer.load_state_dict(state)
+            optimizer.zero_grad()
+            loss, more = model(x).square().sum(), False
+            if t.rank() == 1:
+                more = broken_off(loss.backward, BACKWARD | {"_tally_start", "add_dense"}, number)
+            else:
+                loss.backward()
+            assert optimizer.history.kept and not optimizer._tally_layout.ranges
+            optimizer.synchronize()
+            found.add(model.weight.grad.numpy().tobytes())
+            if not t.broadcast_object(more, 1):
+                return found, number - 1
+        del optimizer
+
+
+def test_a_backward_with_history_is_broken_off(three):
+    """The history counts once."""
+    told = three(with_history)
+    assert told[1][1] > 20 and len(told[0][0]) == 1 and all(found == told[0][0] for found, _ in told), told[1][1]

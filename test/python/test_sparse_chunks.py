@@ -284,7 +284,7 @@ def test_history_joins_any_gradient():
     history = History(Chunks(SparseChunks(chunk=16), GradientLayout({"a": torch.empty(3, 5)})))
     history.history[:15], history.kept = torch.arange(15.0), True
     gradient = torch.ones(5, 3).t()
-    history.add_dense("a", gradient)
+    history.add_dense("a", gradient, {})
     assert torch.equal(gradient, 1 + torch.arange(15.0).view(3, 5))
 
 

@@ -279,11 +279,14 @@ class History:
         first, end = self._pieces[name]
         self._norms[first:end].zero_()
 
-    def add_dense(self, name, gradient):
-        """gradient += H, for a step that sends everything."""
+    def add_dense(self, name, gradient, sums):
+        """gradient += H, for a step that sends everything.  sums: what gradients have become in this step, by name.  If a signal
+        handler breaks it off, the next call adds H once nonetheless."""
         begin = self.chunks.layout.begins.get(name)
         if self.kept and begin is not None:
-            gradient.add_(self.history[begin:begin + gradient.numel()].view(gradient.shape))
+            if name not in sums:
+                sums[name] = gradient + self.history[begin:begin + gradient.numel()].view(gradient.shape)
+            gradient.copy_(sums[name])
 
     def message(self, first):
         """float32 [chunks.count + 2]: norms; 1 if one is not finite; 1 + the steps made, if this is the `first` rank."""

@@ -286,8 +286,8 @@ def check(sparse, kind, others):
 class SparseOptimizer(_Distributed):
     """The class that DistributedOptimizer(sparse=...) puts before the optimizer's own class."""
 
-    # The end of a dense step: (the step's _tally_handles, Chunks.step before, slots that have their history).
-    _tally_ending = None, 0, ()
+    # Of a dense step: (its _tally_handles, Chunks.step in front of it, sums of add_dense()).
+    _tally_dense = None, 0, {}
 
     def _tally_distribute(self, *arguments):
         for group in self.param_groups:
@@ -326,19 +326,22 @@ class SparseOptimizer(_Distributed):
                               "sparse_as_dense=True makes it dense" % slot.name)
             ALONE.refuse(self, slot, error)
             raise error
-        self.history.add_dense(slot.name, gradient)
-        return super()._tally_start(slot, gradient)
+        self.history.add_dense(slot.name, gradient, self._tally_dense_step()[1])
+        super()._tally_start(slot, gradient)
+
+    def _tally_dense_step(self):
+        """(Chunks.step in front of this step, sums of add_dense() in it), also where a signal handler has broken it off."""
+        if self._tally_dense[0] is not self._tally_handles:
+            self._tally_dense = self._tally_handles, self.history.chunks.step, {}
+        return self._tally_dense[1:]
 
     def _tally_reduced(self, failure):
-        if self._tally_ending[0] is not self._tally_handles:  # else a signal handler has broken this off in the same step
-            self._tally_ending = self._tally_handles, self.history.chunks.step, set()
-        _, before, added = self._tally_ending
+        before, sums = self._tally_dense_step()
         if self._tally_alone and self.history.kept:  # no hook has added what a job of several ranks had not sent
             for slot in self._tally_update:
-                if slot.p.requires_grad and slot not in added:
+                if slot.p.requires_grad:
                     self._tally_fill(slot)
-                    self.history.add_dense(slot.name, slot.p.grad.data)
-                    added.add(slot)
+                    self.history.add_dense(slot.name, slot.p.grad.data, sums)
         if not self._tally_layout.ranges and failure is None:
             gradients = [slot.p.grad for slot in self._tally_update if slot.p.grad is not None]
             self.history.chunks.advance_dense(before)
@@ -346,7 +349,7 @@ class SparseOptimizer(_Distributed):
 
     def _tally_forget_step(self, dropped=0):
         super()._tally_forget_step(dropped)
-        self._tally_ending = None, 0, ()  # it keeps gradients
+        self._tally_dense = None, 0, {}  # it keeps gradients
 
     def _tally_await_handles(self):
         for unit in self._tally_layout.ranges:
