@@ -11,12 +11,13 @@ from test_lazy import bits, same_on_all, sizes
 from test_ops import hvd
 
 
-def branched(options, sparse=False, frozen=None):
-    """(model of two branches, optimizer, a function that makes a backward pass through one of them).  frozen: a layer's number."""
+def branched(options, sparse=False, frozen=None, wide=8):
+    """(model of two branches, optimizer, a function that makes a backward pass through one of them).  frozen: a layer's number.
+    wide: columns of the last layer of branch 0."""
     import torch
     t = hvd()
     torch.manual_seed(0)
-    model = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(16))
+    model = torch.nn.ModuleList(torch.nn.Linear(8, wide if i == 14 else 8) for i in range(16))
     if frozen is not None:
         model[frozen].weight.requires_grad_(False)
     if sparse:
@@ -126,9 +127,10 @@ def test_a_state_is_loaded_behind_a_refused_gradient(three):
 
 
 def broadcast(options, before):
-    """The parameters' bits behind a broadcast of the state that comes between a backward and its step."""
+    """The parameters' bits, and ranges, behind a broadcast of the state that comes between a backward and its step.  With ranges
+    one gradient is long on its way."""
     t = hvd()
-    model, optimizer, backward = branched(options)
+    model, optimizer, backward = branched(options, wide=1 << 19 if options["lazy"] else 8)
     for step in range(8):
         optimizer.zero_grad()
         if step == before:
@@ -140,14 +142,15 @@ def broadcast(options, before):
         optimizer.step()
     if options.get("cross_barrier"):
         optimizer.synchronize()
-    return bits(model.parameters())
+    return bits(model.parameters()), sizes(optimizer)
 
 
 @pytest.mark.parametrize("options", ({"lazy": 0}, {"lazy": 1024}, {"lazy": 0, "cross_barrier": True}), ids=str)
 @pytest.mark.parametrize("before", (1, 2, 6))
 def test_a_state_is_broadcast_behind_unlike_branches(three, options, before):
-    """The root ends that step, too."""
-    same_on_all(three(broadcast, options, before))
+    """The root ends that step, too.  The ranks lay out gradients behind it, once these have arrived."""
+    _, ranges = same_on_all(three(broadcast, options, before))
+    assert bool(ranges) == bool(options["lazy"])
 
 
 def late(before):
