@@ -80,7 +80,7 @@ static void stream_watch_for(struct tly_stream *s, uint32_t events)
 
 /* --- sending ------------------------------------------------------------------------------------- */
 
-/* Send a batch without its first `skip` bytes.  Returns what sendmsg() does. */
+/* Send a batch without its first `skip` bytes.  Returns the bytes taken, or a negative errno. */
 static ssize_t stream_send_batch(struct tly_stream *s, const struct tly_packet *packet, uint32_t count,
                                  size_t skip)
 {
@@ -104,10 +104,11 @@ static ssize_t stream_send_batch(struct tly_stream *s, const struct tly_packet *
         r = s->io->send ? s->io->send(s, &m, MSG_NOSIGNAL | MSG_DONTWAIT)
                         : sendmsg(s->watch.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
     while (r < 0 && errno == EINTR);
-    return r;
+    return r < 0 ? -errno : r;
 }
 
-/* The kernel gets the rest of a batch of which it has just taken some: nothing overtakes that, wherever it waits. */
+/* The kernel gets the rest of a batch of which it has just taken some: nothing overtakes that, wherever it waits.
+ * Returns the bytes taken now, or a negative errno. */
 static ssize_t stream_send_rest(struct tly_stream *s, const struct tly_packet *packet, uint32_t count,
                                 size_t taken)
 {
@@ -115,7 +116,7 @@ static ssize_t stream_send_rest(struct tly_stream *s, const struct tly_packet *p
         return 0;
     ssize_t r = stream_send_batch(s, packet, count, s->done + taken);
     s->io->lower(s);
-    return r > 0 ? r : 0;
+    return r == -EAGAIN ? 0 : r;
 }
 
 static int stream_await_room(struct tly_stream *s)
@@ -136,12 +137,16 @@ int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n
     for (uint32_t i = 0; i < n; i++)
         bytes += packet[i].head + packet[i].len + packet[i].trailer_len;
     ssize_t r = stream_send_batch(s, packet, n, s->done);
-    if (r < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+    if (r == -EAGAIN)
         return stream_await_room(s);
     if (r < 0)
-        return -errno;
-    if (s->done + (size_t)r < bytes)
-        r += stream_send_rest(s, packet, n, (size_t)r);
+        return (int)r;
+    if (s->done + (size_t)r < bytes) {
+        ssize_t rest = stream_send_rest(s, packet, n, (size_t)r);
+        if (rest < 0)
+            return (int)rest;
+        r += rest;
+    }
     s->full = s->done + (size_t)r < bytes; /* the rest is offered again at once, in vain */
     uint32_t whole = 0;
     size_t left = (size_t)r + s->done;

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "test/media/ends.h"
 #include "transport/shm/shm.h"
+#include "transport/stream.h"
 #include "transport/tcp/tcp.h"
 
 #include <cmocka.h>
@@ -249,6 +250,40 @@ static void test_a_batch_is_the_kernels(void **state)
     ends_stop();
 }
 
+/* A stream whose kernel takes TAKEN bytes of a batch, and then breaks. */
+enum { TAKEN = 100 };
+static bool lifted;
+
+static ssize_t break_if_lifted(struct tly_stream *s, struct msghdr *m, int flags)
+{
+    errno = EPIPE;
+    return lifted ? -1 : TAKEN;
+}
+
+static bool lift(struct tly_stream *s, size_t taken)
+{
+    assert_int_equal(taken, TAKEN);
+    lifted = true;
+    return true;
+}
+
+static void lower(struct tly_stream *s)
+{
+    lifted = false;
+    errno = 0;
+}
+
+static void test_an_error_of_a_rest(void **state)
+{
+    static const struct tly_stream_io io = {.send = break_if_lifted, .lift = lift, .lower = lower};
+    static const uint8_t payload[1000];
+    struct tly_packet packet = {.payload = payload, .head = TLY_FRAME_BYTES, .len = sizeof payload};
+    struct tly_stream s = {0};
+    tly_stream_init(&s, &x.loop, -1, false, &io);
+    assert_int_equal(tly_stream_send(&s.base, &packet, 1), -EPIPE);
+    assert_false(lifted);
+}
+
 /* --- in memory ----------------------------------------------------------------------------------- */
 
 /* A payload is read where it lies for as long as its reader likes; what goes away meanwhile is read as it was. */
@@ -427,6 +462,7 @@ int main(void)
         cmocka_unit_test(test_silence),
         cmocka_unit_test(test_no_sign_of_life),
         cmocka_unit_test(test_a_batch_is_the_kernels),
+        cmocka_unit_test(test_an_error_of_a_rest),
     };
     const struct CMUnitTest local[] = {
         cmocka_unit_test(test_in_pieces),
