@@ -17,7 +17,9 @@
 #include "base/clock.h"
 #include "test/media/ends.h"
 #include "test/media/testing.h"
+#include "transport/link/link.h"
 #include "transport/shm/shm.h"
+#include "transport/stream.h"
 #include "transport/tcp/tcp.h"
 
 #include <cmocka.h>
@@ -77,6 +79,15 @@ static void test_pace(void **state)
     ends_stop();
 }
 
+/* Have the kernel take less of a socket's data than one packet, so that it takes a batch in parts. */
+static void take_little(const struct tly_link *l)
+{
+    if (via->medium != &tly_tcp)
+        return; /* a medium of another kind has its own limit */
+    int fd = tly_list_entry(l->channel, struct tly_stream, base)->watch.fd, bytes = 16 << 10;
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes), 0);
+}
+
 /* Payloads that go away before the medium has taken them arrive as they were. */
 static void test_detach(void **state)
 {
@@ -85,6 +96,7 @@ static void test_detach(void **state)
     for (int i = 0; i < MOST; i++)
         ends_add(TLY_MAX_FRAGMENT, i % 2 ? BLOCKS : PLACE); /* 20 MB: more than the kernel takes at once */
     ends_dial();
+    take_little(x.a.link);
     ends_until(&x.a.opened, 1);
     tly_loop_lock(&x.loop);
     tly_link_flush(x.a.link); /* the acceptor does not read meanwhile */
