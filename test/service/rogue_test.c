@@ -1,5 +1,6 @@
 /* rogue_test.c - whole jobs whose tallyd is the test's own: it was admitted, and then says what no tallyd would.  The
- * ranks put it out with a word that says why, take no more memory for it than they may, and their sums are right. */
+ * ranks put it out with a word that says why, take no more memory for it than they may, and their sums are right.  Or it sums as
+ * a tallyd does, and says what is stable only when it is asked. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -24,6 +25,8 @@ enum {
     LINGER_MS = 200,
     FIRST = 2, /* rounds */
     AT_ONCE = 2000,
+    RETAINED = 64 << 10, /* TALLY_RETAIN_BYTES */
+    PATIENCE_MS = 30000,
 };
 
 struct rogue {
@@ -33,12 +36,15 @@ struct rogue {
     bool deaf;         /* and reads nothing more */
     bool refuses;      /* what it is home of, at first; then it dies */
     bool hasty;        /* asks for what it has, and answers at once; `most` times, then it dies */
+    bool reticent;     /* it sums, and says what is stable only when it is asked */
     atomic_int speaks; /* ranks are at work */
+    atomic_int asked;  /* so often, what is stable */
 };
 
 struct voice {
-    const struct rogue *rogue;
+    struct rogue *rogue;
     uint64_t said;
+    struct tly_counts counts;
     struct tly_outbox outbox;
 };
 
@@ -55,7 +61,8 @@ static void opened(void *user, struct tly_link *l)
 static int header(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,
                   const char **why)
 {
-    land->control = ((struct voice *)user)->rogue->hasty;
+    const struct rogue *r = ((struct voice *)user)->rogue;
+    land->control = r->hasty || r->reticent;
     return 0;
 }
 
@@ -92,9 +99,36 @@ static void hurry(struct voice *v, const struct tly_frame *push, const float *da
     silent += ++v->said == v->rogue->most;
 }
 
+/* Both ranks give the same. */
+static void sum_up(struct voice *v, struct tly_link *l, const struct tly_frame *push, const float *data)
+{
+    static float sum[TLY_MAX_FRAGMENT / sizeof(float)];
+    struct tly_frame result = *push;
+    CHECK(push->payload == push->length);
+    for (uint32_t i = 0; i < push->length / sizeof *sum; i++)
+        sum[i] = 2 * data[i];
+    v->counts.accepted += tly_charge(push->length);
+    tly_link_set_counts(l, &v->counts, 0);
+    result.type = TLY_RESULT;
+    result.flags = TLY_LAST;
+    CHECK(tly_outbox_post(&v->outbox, &result, sum, push->length, NULL) == 0);
+    v->said++;
+}
+
+static void tell_stable(struct voice *v, struct tly_link *l)
+{
+    atomic_fetch_add(&v->rogue->asked, 1);
+    v->counts.stable = v->said;
+    tly_link_set_counts(l, &v->counts, UINT32_MAX);
+}
+
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct voice *v = user;
+    if (v->rogue->reticent && f->type == TLY_PUSH)
+        sum_up(v, l, f, data);
+    if (v->rogue->reticent && f->type == TLY_COUNTS && f->flags & TLY_REQUEST)
+        tell_stable(v, l);
     if (v->rogue->hasty)
         hurry(v, f, data);
     if (v->rogue->refuses && f->type == TLY_PUSH && f->part == 0 && f->flags & TLY_LAST && f->round < FIRST)
@@ -149,7 +183,7 @@ static int accepting(void *user, struct tly_link_config *config)
     return 0;
 }
 
-/* As tallyd's main(), with other words.  Ends when it is put out. */
+/* As tallyd's main(), with other words.  Ends when it is put out, or with the job. */
 static int serve(struct rogue *rogue, int port)
 {
     char coord[64], why[200];
@@ -184,7 +218,8 @@ static int serve(struct rogue *rogue, int port)
         tly_loop_turn(&loop, 1);
     if (silent == 2)
         return 0; /* without a word */
-    return member.state == TLY_MEMBER_OVER ? 0 : 1;
+    bool put_out = member.state == TLY_MEMBER_OVER;
+    return put_out != rogue->reticent ? 0 : 1;
 }
 
 /* --- the ranks ----------------------------------------------------------------------------------- */
@@ -232,15 +267,16 @@ static int train(int rank, void *arg)
     return 0;
 }
 
-static void meet(struct rogue how, const char *why)
+/* A job with this rogue, until both have ended well. */
+static struct job run(const struct rogue *how, int (*ranks)(int rank, void *rogue))
 {
     struct rogue *rogue = job_shared(sizeof *rogue);
-    *rogue = how;
+    *rogue = *how;
     struct job j = {.ranks = 2,
-                    .main = train,
+                    .main = ranks,
                     .arg = rogue,
                     .port = job_free_port(),
-                    .settings = {"TALLY_PART_BYTES=16K", "TALLY_SERVERS=1"}};
+                    .settings = {"TALLY_PART_BYTES=16K", "TALLY_SERVERS=1", "TALLY_RETAIN_BYTES=64K"}};
     fflush(NULL);
     pid_t pid = fork();
     assert_true(pid >= 0);
@@ -251,13 +287,43 @@ static void meet(struct rogue how, const char *why)
     }
     job_start(&j);
     job_finish(&j);
-    if (!strstr(job_log(&j, 1), why)) /* whoever notices it first has it put out */
-        job_log_holds(&j, 0, why);
-    job_log_holds(&j, 0, "is out:");
     int status;
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
+    return j;
+}
+
+static void meet(struct rogue how, const char *why)
+{
+    struct job j = run(&how, train);
+    if (!strstr(job_log(&j, 1), why)) /* whoever notices it first has it put out */
+        job_log_holds(&j, 0, why);
+    job_log_holds(&j, 0, "is out:");
     job_clear(&j);
+}
+
+/* What a rank may copy aside ends without a question, and what it may not with one. */
+static int ask_once(int rank, void *rogue)
+{
+    static float x[64 * RETAINED / sizeof(float)];
+    static const size_t counts[] = {RETAINED / sizeof *x, sizeof x / sizeof *x};
+    tally_comm *c;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    CHECK(tally_comm_service_count(c) == 3);
+    for (int k = 0; k < 2; k++) {
+        tally_op *op;
+        for (size_t i = 0; i < counts[k]; i++)
+            x[i] = (float)(i % 1000);
+        CHECK(tally_push_pull(c, k ? "long" : "short", x, x, counts[k], TALLY_FLOAT32, TALLY_SUM, NULL,
+                              &op) == 0);
+        CHECK(tally_op_wait(op, PATIENCE_MS) == 0);
+        tally_op_free(op);
+        for (size_t i = 0; i < counts[k]; i++)
+            CHECK(x[i] == (float)(i % 1000 * 2));
+    }
+    CHECK(tally_comm_service_count(c) == 3);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
 }
 
 /* --- what it says -------------------------------------------------------------------------------- */
@@ -321,9 +387,18 @@ static void test_answers_what_it_asks_for_again(void **state)
     meet((struct rogue){.hasty = true, .most = 20}, "connection ended");
 }
 
+static void test_says_what_is_stable_when_asked(void **state)
+{
+    struct job j = run(&(struct rogue){.reticent = true}, ask_once);
+    const struct rogue *rogue = j.arg;
+    assert_int_equal(atomic_load(&rogue->asked), j.ranks);
+    job_clear(&j);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_says_what_is_stable_when_asked),
         cmocka_unit_test(test_answers_what_it_asks_for_again),
         cmocka_unit_test(test_results_of_nothing),
         cmocka_unit_test(test_verdicts_on_nothing),
