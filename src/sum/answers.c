@@ -143,8 +143,8 @@ void tly_answers_received(struct tly_session *p, uint64_t count)
 
 void tly_answers_asked(struct tly_session *p)
 {
-    p->asks = p->stable < p->delivered;
-    if (!p->asks)
+    p->asked = p->told;
+    if (p->stable >= p->asked)
         tly_session_counts(p, UINT32_MAX);
 }
 
@@ -181,8 +181,7 @@ void tly_answers_settle(struct tly_job *job)
         if (!q || !job->mortal || q->stable == before)
             continue;
         /* A rank's operation may wait for this news.  That of a rank that only gives does, with its last part. */
-        bool urgent = (gave || q->asks) && q->stable == q->delivered;
-        q->asks &= !urgent;
+        bool urgent = (gave && q->stable == q->delivered) || (before < q->asked && q->stable >= q->asked);
         tly_session_counts(q, urgent ? UINT32_MAX : (uint32_t)job->part_bytes / 4);
     }
 }

@@ -21,7 +21,7 @@ static struct tly_session session;
 static struct tly_job job;
 static struct tly_session *by_rank[] = {&session};
 static struct tly_members all = {.count = 1};
-static struct tly_round *ring[1], *round_of_all;
+static struct tly_round *ring[2], *round_of_all;
 
 /* One answer has gone out, and every rank has it; this one's session does not know yet. */
 static int set_up(void **state)
@@ -33,12 +33,14 @@ static int set_up(void **state)
     round_of_all->references = 2;
     ring[0] = round_of_all;
     link_of_rank = (struct tly_link){.loop = &loop};
-    session = (struct tly_session){.job = &job,
-                                   .link = &link_of_rank,
-                                   .deliveries = ring,
-                                   .ring_room = 1,
-                                   .delivered = 1,
-                                   .received = 1};
+    session = (struct tly_session){
+        .job = &job,
+        .link = &link_of_rank,
+        .deliveries = ring,
+        .ring_room = 2,
+        .delivered = 1,
+        .received = 1,
+        .told = 1};
     job = (struct tly_job){.loop = &loop,
                            .ranks = 1,
                            .by_rank = by_rank,
@@ -69,7 +71,16 @@ static void test_a_question_is_answered_once_all_is_stable(void **state)
     tly_answers_settle(&job);
     assert_int_equal(session.stable, 1);
     assert_int_equal(link_of_rank.owed_bytes, UINT32_MAX);
-    assert_false(session.asks);
+}
+
+/* ... though the next answer is on its way to this rank. */
+static void test_a_question_is_about_what_the_rank_has(void **state)
+{
+    session.delivered = 2;
+    tly_answers_asked(&session);
+    tly_answers_settle(&job);
+    assert_int_equal(session.stable, 1);
+    assert_int_equal(link_of_rank.owed_bytes, UINT32_MAX);
 }
 
 static void test_a_question_behind_the_news_brings_it_on(void **state)
@@ -84,6 +95,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_news_may_wait, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_question_is_answered_once_all_is_stable, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_question_is_about_what_the_rank_has, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_question_behind_the_news_brings_it_on, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

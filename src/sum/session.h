@@ -62,8 +62,8 @@ struct tly_session {
     uint64_t delivered, received, stable; /* counts; the ring holds [stable, delivered) */
     uint64_t
         told; /* deliveries that the rank says it has; past `received` while the medium still reads them */
+    uint64_t asked; /* the rank waits to hear that so many deliveries are stable */
     uint32_t ring_room;
-    bool asks; /* the rank waits to hear that all deliveries are stable */
 };
 
 /* session.c */
@@ -109,7 +109,7 @@ void tly_answers_delivered(struct tly_session *p, struct tly_round *r);
 bool tly_answers_confirmed(struct tly_job *job, struct tly_round *r, uint32_t rank);
 /* The rank says that it has so many of its answers.  One that the medium still reads is kept until tly_answers_sent(). */
 void tly_answers_received(struct tly_session *p, uint64_t count);
-/* An operation of the rank waits for nothing but the news that what it was sent is stable: tell that at once. */
+/* An operation of the rank waits for nothing but the news that what the rank has is stable: tell that at once. */
 void tly_answers_asked(struct tly_session *p);
 /* The medium has completed a fragment of this answer.  The answer may be gone afterwards. */
 void tly_answers_sent(struct tly_session *p, struct tly_answer *a);
