@@ -6,7 +6,8 @@
  * that is handed over is also completed.
  *
  * A socket takes little ahead of what it has sent, so a batch is often cut short.  If the kernel had room when that began, its
- * rest follows all the same: nothing can overtake it, and each wait for room would cost a wake-up.  The next batch waits.
+ * rest follows all the same: nothing can overtake it, and each wait for room would cost a wake-up.  The next batch is made once
+ * there is room again.
  *
  * Wake-ups.  A wake-up costs more than the packet for which it comes.  SO_RCVLOWAT has epoll sleep until the rest of a
  * payload has come, or 64 KB of it.
@@ -141,13 +142,13 @@ int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n
         return stream_await_room(s);
     if (r < 0)
         return (int)r;
-    if (s->done + (size_t)r < bytes) {
+    bool cut = s->done + (size_t)r < bytes;
+    if (cut) {
         ssize_t rest = stream_send_rest(s, packet, n, (size_t)r);
         if (rest < 0)
             return (int)rest;
         r += rest;
     }
-    s->full = s->done + (size_t)r < bytes; /* the rest is offered again at once, in vain */
     uint32_t whole = 0;
     size_t left = (size_t)r + s->done;
     for (; whole < n; whole++) {
@@ -160,7 +161,7 @@ int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n
     c->up->handed(c->user, whole, (size_t)r);
     if (whole)
         c->up->completed(c->user, whole);
-    return 0;
+    return cut ? stream_await_room(s) : 0;
 }
 
 /* --- receiving ----------------------------------------------------------------------------------- */

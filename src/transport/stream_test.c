@@ -233,7 +233,7 @@ static void test_no_sign_of_life(void **state)
     ends_stop();
 }
 
-/* The peer reads no more.  The kernel takes all of the batch that has begun, and nothing of the next. */
+/* The peer reads no more.  The kernel takes all of the batch that has begun, and the next one is not made. */
 static void test_a_batch_is_the_kernels(void **state)
 {
     enum { LEN = 250000 };
@@ -245,7 +245,10 @@ static void test_a_batch_is_the_kernels(void **state)
         ends_add(LEN, PLACE);
     ends_dial();
     ends_until(&x.sent, 2);
+    for (int i = 0; i < 20; i++)
+        tly_loop_turn(&x.loop, 1);
     assert_int_equal(x.sent, 2);
+    assert_int_equal(x.next, 2);
     assert_int_equal(x.arrived, 0);
     ends_stop();
 }
