@@ -23,6 +23,7 @@ static const struct layout {
 enum { LAYOUTS = sizeof layouts / sizeof *layouts };
 
 struct board {
+    atomic_int open; /* ranks */
     atomic_int stage;
     int run;
 };
@@ -470,6 +471,8 @@ static int until_killed(int rank, void *arg)
 {
     struct board *b = arg;
     tally_comm *c = job_open();
+    atomic_fetch_add(&b->open, 1);
+    job_await(&b->open, RANKS); /* nobody is killed before */
     int three[3], err = 0;
     three_of(c, three);
     float *x = calloc(MOST, sizeof *x), *y = calloc(MOST, sizeof *y);
