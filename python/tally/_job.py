@@ -13,7 +13,6 @@ import errno
 import json
 import os
 import threading
-import weakref
 
 from . import _leaving, _lib
 from ._errors import NotInitializedError, explain, failed
@@ -43,8 +42,7 @@ class Job:
         self.generation = 0  # counts open(); what was agreed with an earlier communicator is void
         self.joins = 0       # how often all ranks have joined, in this communicator
         self.forked = False  # true in a child that was forked while the communicator was open
-        # Ends of calls that use the communicator in threads of their own, each an Event, which lives as long as its Aside.
-        self._waits = weakref.WeakSet()
+        self._waits = set()  # ends of calls that use the communicator in threads of their own, each an Event
 
     @property
     def rank(self):
@@ -99,15 +97,17 @@ class Job:
             yield self.comm
 
     def aside(self, function, *arguments):
-        """An Aside of a function of the communicator.  close() waits for its end."""
+        """An Aside of a function of the communicator.  close() waits for its end, if it has begun."""
         ended = threading.Event()
         with self.in_use() as comm:
-            self._waits.add(ended)
+            pass
 
         def run():
+            self._waits.add(ended)  # before it looks for the communicator, which close() takes away before it looks here
             try:
                 return function(comm.value, *arguments)  # None, if it begins after close()
             finally:
+                self._waits.discard(ended)
                 ended.set()
 
         return Aside(run)

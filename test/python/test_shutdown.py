@@ -150,6 +150,26 @@ def test_init_after_shutdown():
     assert status == 0 and output.count("good") == 2, output
 
 
+def test_shutdown_beside_a_plan_that_has_not_begun():
+    """A signal handler may have broken off its wait(): nobody waits for its end."""
+    status, output = jobs.run(1, 0, ["-c", textwrap.dedent("""
+        import tally
+        from tally import _job, _lib
+        tally.init()
+        report = _job.own.aside(_lib.lib.tally_comm_report, 1000, None)
+
+        def wait(*arguments):
+            raise AssertionError("somebody waits")
+
+        _job.await_event = wait
+        tally.shutdown()
+        status, sentence = report.wait()
+        assert status < 0, status
+        print("good", sentence)
+    """)])
+    assert status == 0 and "good" in output, output
+
+
 def test_shutdown_with_calls_to_come():
     """What is to follow an operation follows it, also one that ends only when the job is left."""
     status, output = jobs.run(2, 0, ["-c", textwrap.dedent("""
