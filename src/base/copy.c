@@ -9,7 +9,7 @@
 
 enum { LINE = 64 };
 
-/* Whole lines to an aligned place. */
+/* Copies n bytes, which are whole lines.  `to` is aligned to a line. */
 static void copy_lines(uint8_t *to, const uint8_t *from, size_t n)
 {
 #if defined __x86_64__

@@ -71,6 +71,7 @@ static void test_a_question_is_answered_once_all_is_stable(void **state)
     tly_answers_settle(&job);
     assert_int_equal(session.stable, 1);
     assert_int_equal(link_of_rank.owed_bytes, UINT32_MAX);
+    assert_true(session.asked <= session.stable); /* the rank waits for nothing more */
 }
 
 /* ... though the next answer is on its way to this rank. */

@@ -286,7 +286,7 @@ def check(sparse, kind, others):
 class SparseOptimizer(_Distributed):
     """The class that DistributedOptimizer(sparse=...) puts before the optimizer's own class."""
 
-    # Of a dense step: (its _tally_handles, Chunks.step in front of it, sums of add_dense()).
+    # What a dense step keeps: its _tally_handles, the Chunks.step before it, and what add_dense() has made of its gradients.
     _tally_dense = None, 0, {}
 
     def _tally_distribute(self, *arguments):
