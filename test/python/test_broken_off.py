@@ -135,9 +135,8 @@ def refused(kind):
     import torch
     import tally
     t = hvd()
-    model = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(4))
-    options = {"sparse": t.SparseChunks(0.5, 0, 16)} if kind == "chunks" else {"lazy": 64 * (kind == "ranges")}
-    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **options)
+    model = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(40))
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), lazy=4096 * (kind == "ranges"))
 
     def backward(value):
         optimizer.zero_grad()
@@ -147,6 +146,7 @@ def refused(kind):
         backward(1)
         optimizer.step()
     odd, errors, found = model[1].weight, [], []
+    assert bool(optimizer._tally_layout.ranges) == (kind == "ranges")
     odd.requires_grad_(t.rank() != 1)
     backward(1)
     if t.rank() == 1:
@@ -167,7 +167,7 @@ def test_a_step_with_unlike_frozen_parameters_is_broken_off(three, kind):
     """The other ranks hear once that a rank does not reduce a parameter, and their next sums are those of one step."""
     told = three(refused, kind)
     assert told[1][0] == [True]
-    assert all(found == [[[value]] * 4 for value in (10, 20, 30)] for _, found in told), told
+    assert all(found == [[[value]] * 40 for value in (10, 20, 30)] for _, found in told), told
 
 
 def interrupted(function, is_there):
