@@ -237,16 +237,20 @@ def test_a_submission_is_broken_off(three, place, kind):
         assert other == step or gradients == [[1.0 + other]] * 40
 
 
-def with_history():
-    """(the gradients of a step that sends everything, the history of earlier ones, too; at how many lines rank 1 has broken it off)."""
+def with_history(laid_out):
+    """(the gradients of a step, with the history of earlier ones; at how many lines of its last hook rank 1 has broken it off).
+    laid_out: gradients lie in their places before and behind backward.  Else the step sends everything."""
     import torch
     t = hvd()
     torch.manual_seed(0)
-    model, state, found = torch.nn.Linear(16, 64, bias=False), None, set()
+    model = torch.nn.Sequential(torch.nn.Linear(16, 65, bias=False), torch.nn.Linear(65, 1, bias=False))
+    state, found, optimizer, last = None, set(), None, []
+    model[0].weight.register_hook(lambda _: last.append(None))
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(t.rank()))
     for number in itertools.count():
-        optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(),
-                                           sparse=t.SparseChunks(0.3, 0, 64))
+        if optimizer is None:
+            optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(),
+                                               sparse=t.SparseChunks(0.3, 0, 64))
         for _ in range(8 * (state is None)):
             optimizer.zero_grad()
             model(x).square().sum().backward()
@@ -254,21 +258,24 @@ def with_history():
         state = state or copy.deepcopy(optimizer.state_dict())
         if number:
             optimizer.load_state_dict(state)
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=not laid_out)
             loss, more = model(x).square().sum(), False
+            last.clear()
             if t.rank() == 1:
-                more = broken_off(loss.backward, BACKWARD | {"_tally_start", "add_dense"}, number)
+                more = broken_off(loss.backward, BACKWARD | {"_tally_start", "add_dense", "add"}, number, lambda: last)
             else:
                 loss.backward()
-            assert optimizer.history.kept and not optimizer._tally_layout.ranges
+            assert optimizer.history.kept and bool(optimizer._tally_layout.ranges) == laid_out
             optimizer.synchronize()
-            found.add(model.weight.grad.numpy().tobytes())
+            found.add(b"".join(p.grad.numpy().tobytes() for p in model.parameters()))
             if not t.broadcast_object(more, 1):
                 return found, number - 1
-        del optimizer
+        if not laid_out:
+            optimizer = None
 
 
-def test_a_backward_with_history_is_broken_off(three):
+@pytest.mark.parametrize("laid_out", (False, True))
+def test_a_backward_with_history_is_broken_off(three, laid_out):
     """The history counts once."""
-    told = three(with_history)
+    told = three(with_history, laid_out)
     assert told[1][1] > 20 and len(told[0][0]) == 1 and all(found == told[0][0] for found, _ in told), told[1][1]

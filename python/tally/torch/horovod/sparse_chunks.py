@@ -256,10 +256,15 @@ class History:
         self._numbers = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         self._norms = _zeros(len(numbers))
 
-    def add(self, name, gradient=None):
+    def begin(self):
+        """A step begins, in which a signal handler may break add() off."""
+        self._norms.fill_(-1)  # H has been added to no piece
+
+    def add(self, name, gradient=None, again=False):
         """G = gradient + H where that parameter's gradient lies, and the norms of its pieces.
 
-        gradient: float32, of as many elements as the parameter; may be that part of G; None: zeros."""
+        gradient: float32, of as many elements as the parameter; may be that part of G; None: zeros.
+        again: an earlier call of this step was broken off; H is not added twice."""
         layout, chunk = self.chunks.layout, self.chunks.options.chunk
         begin, count, (first, _) = layout.begins[name], layout.counts[name], self._pieces[name]
         place = self.gradients[begin:begin + count]
@@ -268,7 +273,7 @@ class History:
         if begin >= layout.sparse:
             head, chunk = 0, max(count, 1)
         for low, high, piece in (0, head, first), (head, count, first + (head > 0)):
-            if high > low:
+            if high > low and (not again or self._norms[piece] < 0):
                 add_norms(gradient[low:].data_ptr(), self.history[begin + low:].data_ptr(), place[low:].data_ptr(), high - low,
                           chunk, self._norms[piece:].data_ptr())
 

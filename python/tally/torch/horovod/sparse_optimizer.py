@@ -110,7 +110,8 @@ class ChunkedGradients:
 
     def expect(self):
         """A step begins."""
-        self._left = dict.fromkeys(self.slots, False)  # gradients that are not there, in order: whether G has gradient + H
+        self.history.begin()
+        self._left = dict.fromkeys(self.slots, False)  # gradients that are not there, in order: whether H is being added
         self._lists = None                             # [(Call, ranges, slots that are not there)]
         self._exchange = _Exchange(self)
 
@@ -183,11 +184,10 @@ class ChunkedGradients:
             return
         if p.requires_grad:
             changed = optimizer._tally_is_changed(slot)
-            if not self._left[slot]:
-                optimizer._tally_fill(slot)
-                self._check(optimizer, slot, place)
-                self.history.add(slot.name, p.grad)
-                self._left[slot] = True  # if a signal handler breaks this off, H counts once nonetheless
+            optimizer._tally_fill(slot)
+            self._check(optimizer, slot, place)
+            again, self._left[slot] = self._left[slot], True
+            self.history.add(slot.name, p.grad, again)
             p.grad = place
             if not changed:  # else what is there stays, and tells
                 optimizer._tally_note(slot)
