@@ -49,11 +49,12 @@ class Operation:
 
     __slots__ = ("_op", "_keep", "_result", "_finish", "_lock", "_ended", "_failure", "_group", "_job", "__weakref__")
 
-    def __init__(self, op, call, keep=None, result=None):
+    def __init__(self, call, keep=None, result=None, _pointer=ctypes.c_void_p):
+        """Made before the submission, so that no signal handler's exception behind it loses the operation."""
         _calling.here = True
         self._ended = False
         self._keep = keep      # memory in use until the end, beside the result
-        self._op = op          # address; owned
+        self._op = _pointer()  # address; owned; NULL: not submitted
         self._result = result  # what wait() returns, or passes to finish
         self._finish = finish = call.finish
         if finish is not None:
@@ -143,7 +144,7 @@ class Operation:
         events = (self._job or own).events  # still there, while operations may be under way
         status = lib.tally_op_watch(self._op)
         if status == 0:
-            events.expect(self._op, then, self)
+            events.expect(self._op.value, then, self)
         elif status == -errno.EINVAL:
             raise failed(status, "watch")
         else:
@@ -169,7 +170,7 @@ class Operation:
 
     # Bound at definition: module globals may be gone when the interpreter ends.
     def __del__(self, _poll=lib.tally_op_poll, _free=lib.tally_op_free, _orphans=_orphans, _own=own):
-        if _own.forked or not hasattr(self, "_op"):  # torch.compile makes objects without __init__
+        if _own.forked or not getattr(self, "_op", None):  # torch.compile makes objects without __init__
             return
         if self._ended or _poll(self._op):
             _free(self._op)
@@ -209,13 +210,14 @@ def _rejected(status, kind, call, comm):
     return Error(sentence, -status)
 
 
-def _broken_off(error, op, kind, call, keep, result):
+def _broken_off(error, operation, kind, call):
     """Handle an exception in a submission: an argument cannot be passed to the library, or a signal handler has raised it.
     The other ranks are told, unless the operation is under way; then it is the exception's `tally_operation`, for submit_to()."""
-    if op.value:
-        operation = error.tally_operation = Operation(op.value, call, keep, result)  # its memory is held until it has ended
+    op = operation._op.value
+    if op:
+        error.tally_operation = operation
         if call.then is not None:
-            (call.job or own).events.expect(op.value, lambda _: None, operation)  # or a later one's call would run in place of this one's
+            (call.job or own).events.expect(op, lambda _: None, operation)  # or a later one's call would run in place of this one's
     elif isinstance(error, ctypes.ArgumentError):
         error = TypeError("an argument is of the wrong type: %s" % error)
         refuse(kind, call, error)
@@ -251,25 +253,25 @@ def _submit(kind, function, call, shape, keep, result, *arguments, elements=0):
         raise unusable()
     global exchanged
     exchanged += elements
-    op = ctypes.c_void_p()
+    if _orphans:
+        _sweep()
+    operation = Operation(call, keep, result)
+    op = operation._op
     try:
         options = options_of(call, shape)
         status = function(comm, *arguments, options[0], ctypes.byref(op))
+        if status == 0 and call.then is not None:
+            events.expect(op.value, call.then, operation)
     except BaseException as error:
-        _broken_off(error, op, kind, call, keep, result)
+        _broken_off(error, operation, kind, call)
         raise
     if status < 0:
         raise _rejected(status, kind, call, comm)
-    if _orphans:
-        _sweep()
-    operation = Operation(op.value, call, keep, result)
-    if call.then is not None:
-        events.expect(op.value, call.then, operation)
     return operation
 
 
 def push_pull(call, source, target, count, dtype, shape, keep=None, result=None, _function=lib.tally_push_pull,
-              _pointer=ctypes.c_void_p, _byref=ctypes.byref):
+              _byref=ctypes.byref):
     """Submit a reduction of `count` elements at address `source` into `target` (the same: in place)."""
     job = call.job or own
     comm, events = job.comm, job.events
@@ -277,22 +279,22 @@ def push_pull(call, source, target, count, dtype, shape, keep=None, result=None,
         raise unusable()
     global exchanged
     exchanged += count
-    op, encoded, then, known = _pointer(), call.encoded, call.then, call.options
+    if _orphans:
+        _sweep()
+    operation = Operation(call, keep, result)
+    op, encoded, then, known = operation._op, call.encoded, call.then, call.options
     if encoded is None and call.name is not None:
         encoded = call.encoded = encode(call.name)
     try:
         options = known[1] if known is not None and known[0] == shape else options_of(call, shape)
         status = _function(comm, encoded, source, target, count, dtype, call.reduction, options[0], _byref(op))
+        if status == 0 and then is not None:
+            events.expect(op.value, then, operation)
     except BaseException as error:
-        _broken_off(error, op, PUSH_PULL, call, keep, result)
+        _broken_off(error, operation, PUSH_PULL, call)
         raise
     if status < 0:
         raise _rejected(status, PUSH_PULL, call, comm)
-    if _orphans:
-        _sweep()
-    operation = Operation(op.value, call, keep, result)
-    if then is not None:
-        events.expect(op.value, then, operation)
     return operation
 
 
@@ -394,12 +396,12 @@ def join():
     """Declare that this rank has no more input, and wait until all ranks have.  Returns the rank that joined last.
 
     Until then this rank takes no part in what the others submit.  Other Python threads run, and signals get through."""
-    op, call = ctypes.c_void_p(), Call()
+    call = Call()
+    operation = Operation(call)
     with own.in_use() as comm:
-        status = lib.tally_join(comm, options_of(call, ())[0], ctypes.byref(op))
+        status = lib.tally_join(comm, options_of(call, ())[0], ctypes.byref(operation._op))
     if status < 0:
         raise failed(status, "join")
-    operation = Operation(op.value, call)
     operation.wait()
     own.joined()
     return operation.source()

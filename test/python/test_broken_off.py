@@ -145,8 +145,8 @@ def refused(kind):
     for _ in range(4):
         backward(1)
         optimizer.step()
-    odd, errors, found = model[1].weight, [], []
     assert bool(optimizer._tally_layout.ranges) == (kind == "ranges")
+    odd, errors, found = model[1].weight, [], []
     odd.requires_grad_(t.rank() != 1)
     backward(1)
     if t.rank() == 1:
@@ -186,7 +186,7 @@ def interrupted(function, is_there):
 
 @contextlib.contextmanager
 def interrupting(place):
-    """A signal arrives once in the submission whose name ends so, or behind the start of a plan."""
+    """A signal arrives once in the submission whose name ends so, behind the start of a plan, or as an Operation is made."""
     from tally import _operations
 
     def is_there(comm, name, *_):
@@ -195,10 +195,14 @@ def interrupting(place):
     lib, push_pull = _operations.lib, _operations.push_pull
     push_pull = functools.partial(push_pull, _function=interrupted(lib.tally_push_pull, is_there))
     start = interrupted(threading.Thread.start, lambda thread: place == "plan" and thread.name == "tally-call")
-    push_pullv = interrupted(lib.tally_push_pullv, is_there)
-    with mock.patch.object(_operations, "push_pull", push_pull), mock.patch.object(lib, "tally_push_pullv", push_pullv):
-        with mock.patch.object(threading.Thread, "start", start):
-            yield
+    made = interrupted(_operations.Operation.__init__, lambda *_: place == "Operation")
+
+    with contextlib.ExitStack() as patched:
+        patched.enter_context(mock.patch.object(_operations, "push_pull", push_pull))
+        patched.enter_context(mock.patch.object(threading.Thread, "start", start))
+        patched.enter_context(mock.patch.object(_operations.Operation, "__init__", made))
+        patched.enter_context(mock.patch.object(lib, "tally_push_pullv", interrupted(lib.tally_push_pullv, is_there)))
+        yield
 
 
 def submit(place, kind):
@@ -227,7 +231,8 @@ def submit(place, kind):
 
 
 @pytest.mark.parametrize("place, kind", (("/frozen", "plain"), ("39.weight", "plain"), ("/layout", "ranges"), ("plan", "ranges"),
-                                         ("/range.0", "ranges"), ("/chunks.0", "chunks"), ("/norms", "chunks")))
+                                         ("/range.0", "ranges"), ("/chunks.0", "chunks"), ("/norms", "chunks"),
+                                         ("Operation", "plain")))
 def test_a_submission_is_broken_off(three, place, kind):
     """The step goes on with what is under way."""
     told = three(submit, place, kind)
