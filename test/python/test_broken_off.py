@@ -7,6 +7,7 @@ import itertools
 import signal
 import sys
 import threading
+import time
 from unittest import mock
 
 import pytest
@@ -197,11 +198,17 @@ def interrupting(place):
     start = interrupted(threading.Thread.start, lambda thread: place == "plan" and thread.name == "tally-call")
     made = interrupted(_operations.Operation.__init__, lambda *_: place == "Operation")
 
+    def allgather(*arguments, _function=interrupted(lib.tally_allgather, is_there)):
+        result = _function(*arguments)
+        time.sleep(0.3 * (place == ".values"))  # so that this thread finds that the gather has ended, and submits the sum
+        return result
+
     with contextlib.ExitStack() as patched:
         patched.enter_context(mock.patch.object(_operations, "push_pull", push_pull))
         patched.enter_context(mock.patch.object(threading.Thread, "start", start))
         patched.enter_context(mock.patch.object(_operations.Operation, "__init__", made))
         patched.enter_context(mock.patch.object(lib, "tally_push_pullv", interrupted(lib.tally_push_pullv, is_there)))
+        patched.enter_context(mock.patch.object(lib, "tally_allgather", allgather))
         yield
 
 
@@ -210,6 +217,8 @@ def submit(place, kind):
     import torch
     t = hvd()
     model = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(40))
+    if kind == "embedding":
+        model.append(torch.nn.Embedding(1, 4, sparse=True))
     options = {"sparse": t.SparseChunks(1.0, 0, 16)} if kind == "chunks" else {"lazy": 4096 * (kind == "ranges")}
     optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), **options)
     found, broken = [], []
@@ -217,29 +226,30 @@ def submit(place, kind):
         for step in range(8):
             optimizer.zero_grad()
             try:
-                sum(layer(torch.full((1, 4), 1.0 + step)).sum() for layer in model).backward()
+                loss = sum(layer(torch.full((1, 4), 1.0 + step)).sum() for layer in model[:40])
+                sum(((1.0 + step) * table(torch.tensor([0])).sum() for table in model[40:]), loss).backward()
                 optimizer.synchronize()
             except TimeoutError as error:
                 assert str(error) == "from the handler"
                 broken.append(step)
                 optimizer.synchronize()
-            found.append([p.grad.unique().tolist() for p in model.parameters()])
+            found.append([p.grad.to_dense().unique().tolist() for p in model.parameters()])
             with optimizer.skip_synchronize():
                 optimizer.step()
-    assert bool(optimizer._tally_layout.ranges) == (kind != "plain")
+    assert bool(optimizer._tally_layout.ranges) == (kind in ("ranges", "chunks"))
     return found, broken
 
 
 @pytest.mark.parametrize("place, kind", (("/frozen", "plain"), ("39.weight", "plain"), ("/layout", "ranges"), ("plan", "ranges"),
                                          ("/range.0", "ranges"), ("/chunks.0", "chunks"), ("/norms", "chunks"),
-                                         ("Operation", "plain")))
+                                         ("Operation", "plain"), (".rows", "embedding"), (".values", "embedding")))
 def test_a_submission_is_broken_off(three, place, kind):
     """The step goes on with what is under way."""
     told = three(submit, place, kind)
     (step,) = told[0][1]
     assert told[0][0] == told[1][0] == told[2][0], "also in that step, where a backward may lack gradients"
     for other, gradients in enumerate(told[0][0]):
-        assert other == step or gradients == [[1.0 + other]] * 40
+        assert other == step or gradients == [[1.0 + other]] * (40 + (kind == "embedding"))
 
 
 def with_history(laid_out):
@@ -284,3 +294,21 @@ def test_a_backward_with_history_is_broken_off(three, laid_out):
     """The history counts once."""
     told = three(with_history, laid_out)
     assert told[1][1] > 20 and len(told[0][0]) == 1 and all(found == told[0][0] for found, _ in told), told[1][1]
+
+
+def joined():
+    """The sum of sparse gradients behind join(), where a signal arrives on rank 0 in the submission of its rows."""
+    import torch
+    t = hvd()
+    table = torch.nn.Embedding(3, 4, sparse=True)
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=0.0), table.named_parameters())
+    broken = pytest.raises(TimeoutError, match="from the handler") if t.rank() == 0 else contextlib.nullcontext()
+    with raises(TimeoutError), interrupting(".rows") if t.rank() == 0 else contextlib.nullcontext(), broken:
+        table(torch.tensor([t.rank()])).sum().backward()
+    (handle,) = optimizer._tally_handles.values()
+    t.join()
+    return handle.wait().to_dense().sum(1).tolist()
+
+
+def test_join_behind_a_gather_that_is_broken_off(two):
+    assert two(joined) == [[2.0, 2.0, 0.0]] * 2

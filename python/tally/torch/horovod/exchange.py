@@ -74,8 +74,12 @@ class _Exchange:
     def done(self):
         return self._failure is not None or (self._exchange is not None and self._exchange.done())
 
-    def wait(self):
+    def settle(self):
+        """Wait until the exchange is submitted, or will not be."""
         _waits.await_event(self.submitted)
+
+    def wait(self):
+        self.settle()
         if self._failure is not None:
             raise _errors.again(self._failure)
         rows = self._exchange.wait()

@@ -11,7 +11,7 @@ import threading
 
 import torch
 
-from ... import _calls, _errors, _job, _waits
+from ... import _calls, _errors, _job, _operations, _where
 from ..._calls import Call
 from ..._lib import ALLGATHER
 from ..._operations import submit_to
@@ -44,7 +44,7 @@ class SparseReduction:
             raise
         self._gather = self._sum = self._result = self._failure = self._reason = None
         self.submitted = threading.Event()
-        self._lock, self._early = threading.Lock(), False  # the sum has ended before it was known here
+        self._lock, self._early = threading.RLock(), False  # the sum has ended before it was known here
         self._sparse_dim = tensor.sparse_dim()
         self._shape = tuple(tensor.shape)
         # A row's place, as one number; coalesced tensors have them in order.
@@ -54,29 +54,52 @@ class SparseReduction:
         self._own = (tensor.indices() * torch.tensor(self._strides, device="cpu").unsqueeze(1)).sum(0)
         self._values = values
         self._header = torch.tensor([len(self._shape), self._sparse_dim, *self._shape], device="cpu")
-        # An exception then carries no operation, which would be the gather's, not the sum's.
-        submit_to(functools.partial(setattr, self, "_gather"), calls.allgather, gathering, torch.cat([self._header, self._own]))
+        own = torch.cat([self._header, self._own])
+        try:
+            submit_to(self._began, _operations.allgather, gathering, own.data_ptr(), len(own), calls.DTYPES[own.dtype], own.shape, own)
+        except BaseException as error:
+            if self._gather is not None:  # a signal handler has raised, and the other ranks wait for the sum
+                error.tally_operation = self
+            raise
+
+    def _began(self, operation):
+        self._gather = operation
         uneven.begin_half(self)
 
     def _rows_known(self, operation):
-        try:
-            gather = calls.Gather(operation, torch.int64, ())
-            everything = gather.wait()
-            union = self._union(everything.split(gather.first_dims))
-            summands = self._values.new_zeros((len(union), *self._values.shape[1:]))
-            summands[torch.searchsorted(union, self._own)] = self._values
-            self._rows = union
-            self._own = self._values = None
-            self._sum = calls.reduce(self._call.but(then=self._then and self._told), summands, summands)
-            if self._reason is not None:
-                self._sum.cancel(self._reason)
-        except Exception as failure:
-            self._failure = failure
-        with self._lock:  # who is told may wait for us
+        """Submit the sum, if this has not been done: in the completion queue's thread, or in settle()."""
+        with self._lock:
+            if self.submitted.is_set():
+                return
+            try:
+                if self._sum is None:
+                    self._submit_sum(operation)
+                if self._reason is not None:
+                    self._sum.cancel(self._reason)
+            except Exception as failure:
+                if _where.is_handlers(failure):
+                    raise
+                self._failure = failure
             self.submitted.set()
             ended = self._early or self._failure is not None
-        if self._then and ended:
+        if self._then and ended:  # who is told may wait for us
             self._then(self)
+
+    def _submit_sum(self, operation):
+        gather = calls.Gather(operation, torch.int64, ())
+        everything = gather.wait()
+        self._rows = self._union(everything.split(gather.first_dims))
+        summands = self._values.new_zeros((len(self._rows), *self._values.shape[1:]))
+        summands[torch.searchsorted(self._rows, self._own)] = self._values
+        call = self._call.but(then=self._then and self._told)
+        submit_to(functools.partial(setattr, self, "_sum"), calls.reduce, call, summands, summands)
+        self._own = self._values = None
+
+    def settle(self):
+        """Wait until the sum is submitted, or will not be."""
+        if not self.submitted.is_set():
+            self._gather.ends()
+            self._rows_known(self._gather)  # where a signal handler has kept the queue from it
 
     def _told(self, _):
         with self._lock:
@@ -110,7 +133,7 @@ class SparseReduction:
     def wait(self):
         """The sum, coalesced."""
         if self._result is None:
-            _waits.await_event(self.submitted)
+            self.settle()
             if self._failure is not None:
                 raise _errors.again(self._failure)
             values = self._sum.wait()

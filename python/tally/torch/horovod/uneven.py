@@ -10,7 +10,7 @@ SPDX-License-Identifier: Apache-2.0
 import threading
 import weakref
 
-from ... import _operations, _waits
+from ... import _operations
 from .. import device as devices
 from ..crossing import gates
 
@@ -25,7 +25,7 @@ def register(optimizer):
 
 
 def begin_half(operation):
-    """Make join() wait until operation.submitted is set: its second step has been submitted, or will not be."""
+    """Make join() call operation.settle(), unless operation.submitted is set: its second step has been submitted, or will not be."""
     with _lock:
         live = [one for one in _halves if (half := one()) is not None and not half.submitted.is_set()]
         _halves[:] = live + [weakref.ref(operation)]
@@ -36,7 +36,7 @@ def _settle_halves():
         halves = [half for one in _halves if (half := one()) is not None]
         _halves.clear()
     for half in halves:
-        _waits.await_event(half.submitted)
+        half.settle()
 
 
 def join(device=-1):
