@@ -22,7 +22,7 @@ class BrokenOff(BaseException):
 
 
 SYNCHRONIZE = {"synchronize", "_tally_hear_frozen", "_tally_compared", "wait", "_end", "_hear", "_failure_of", "outcome", "advance", "put_off",
-               "settle", "runs", "choose_all", "_tally_reduced", "make", "_lay", "lay_out"}
+               "settle", "runs", "choose_all", "_tally_reduced", "make", "_lay", "lay_out", "start", "_tally_submit", "_take"}
 BACKWARD = {"_tally_gradient_ready", "_tally_compare_frozen", "_tally_begin_comparison", "made", "_tally_hold", "_tally_note", "ready",
             "start", "_tally_submit", "_tally_fill", "_take", "_submit", "_end", "_began"}
 
@@ -74,9 +74,11 @@ def train(kind, broken):
     """(the parameters behind some steps, how often each has been broken off on rank 1)."""
     import torch
     t = hvd()
+    kind, _, half = kind.partition(", ")
     model, counts = model_of(kind), []
     options = {"sparse": t.SparseChunks(0.3, 12 * (kind == "warm-up"), 64)} if kind in ("chunks", "warm-up") else {"lazy": 4096 * (kind == "ranges")}
-    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(), **options)
+    optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(),
+                                       backward_passes_per_step=2 if half else 1, **options)
     draw = torch.Generator().manual_seed(t.rank())
     for step in range(10):
         optimizer.zero_grad()
@@ -92,7 +94,8 @@ def train(kind, broken):
     return [p.detach().numpy().copy() for p in model.parameters()], counts
 
 
-@pytest.mark.parametrize("kind", ("plain", "embedding", "ranges", "chunks", "warm-up"))
+@pytest.mark.parametrize("kind", ("plain", "embedding", "ranges", "chunks", "warm-up", "plain, half of the passes",
+                                  "ranges, half of the passes", "chunks, half of the passes"))
 def test_a_step_is_broken_off(three, kind):
     plain, broken = three(train, kind, False), three(train, kind, True)
     assert min(broken[1][1]) > 20, broken[1][1]

@@ -154,7 +154,7 @@ class Range:
     def start(self, optimizer, slot):
         """Submit the range.  Zeros stand for gradients that are not there."""
         live = [one for one in self.slots if one.p.requires_grad]
-        changed = {one for one in self.slots if one in optimizer._tally_sent and optimizer._tally_is_changed(one)}
+        changed = {one for one in self.slots if one in optimizer._tally_sent and optimizer._tally_moves(one)}
         places, late = self._places, []
         odd = [one for one in self.slots if one.p.grad is None or not one.p.requires_grad or not places.place(one.p, late)]
         places.copy(late)

@@ -375,7 +375,7 @@ class _Distributed(Shared):
 
     def _tally_submit(self, slot):
         """Submit a gradient, or zeros."""
-        p, changed = slot.p, self._tally_is_changed(slot)
+        p, changed = slot.p, self._tally_moves(slot)
         self._tally_fill(slot)
         if self._tally_compression is Compression.none and self._tally_of_all:
             self._tally_places.place(p)
@@ -593,6 +593,14 @@ class _Distributed(Shared):
     def _tally_is_changed(self, slot):
         """Whether other code has written to the gradient since backward, or put another one in its place."""
         return slot in self._tally_sent and _differs(slot.p, *self._tally_sent[slot])
+
+    def _tally_moves(self, slot):
+        """The gradient may become another tensor.  Returns whether other code has changed it by now; only that stays noted, so
+        that a second call, behind a signal handler, returns the same."""
+        changed = self._tally_is_changed(slot)
+        if not changed:
+            self._tally_forget(slot)
+        return changed
 
     def _tally_any_changed(self):
         return any(_differs(slot.p, *sent) for slot, sent in self._tally_sent.items())

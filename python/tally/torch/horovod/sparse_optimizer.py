@@ -183,7 +183,7 @@ class ChunkedGradients:
         if self._exchange.reason is not None:
             return
         if p.requires_grad:
-            changed = optimizer._tally_is_changed(slot)
+            changed = optimizer._tally_moves(slot)
             optimizer._tally_fill(slot)
             self._check(optimizer, slot, place)
             again, self._left[slot] = self._left[slot], True
