@@ -18,6 +18,7 @@ static struct tly_sched_queue *sched_queue_of(struct tly_list *node)
 void tly_sched_set_credit(struct tly_sched *s, uint64_t credit)
 {
     s->credit = credit;
+    s->largest = 0;
     for (struct tly_list *n = s->queues.next; n != &s->queues; n = n->next) {
         const struct tly_heap *waiting = &sched_queue_of(n)->waiting;
         for (size_t i = 0; i < waiting->count; i++) {
@@ -50,7 +51,8 @@ static bool sched_has_window(const struct tly_sched_queue *q, const struct tly_t
 
 static uint64_t sched_credit_of(const struct tly_sched *s, const struct tly_task *t)
 {
-    return t->credit ? t->credit : s->credit;
+    uint64_t own = t->credit ? t->credit : s->credit;
+    return own > s->largest ? own : s->largest;
 }
 
 static bool sched_is_idle(const struct tly_sched *s)
@@ -63,8 +65,10 @@ static bool sched_is_idle(const struct tly_sched *s)
 
 int tly_sched_ready(struct tly_sched_queue *q, struct tly_task *t)
 {
-    if (sched_is_idle(q->sched))
-        q->sched->opened = 0;
+    struct tly_sched *s = q->sched;
+    if (sched_is_idle(s))
+        s->opened = s->largest = 0;
+    s->largest = t->credit > s->largest ? t->credit : s->largest;
     return tly_heap_push(&q->waiting, t->order, t);
 }
 

@@ -27,7 +27,7 @@ struct tly_task {
     struct tly_rank_order order; /* priority; among equals, lower sequence first */
     uint64_t bytes;              /* taken of its queue's window */
     uint64_t charge;             /* bytes taken of the credit */
-    uint64_t credit;             /* most bytes in flight with this task; 0: the scheduler's */
+    uint64_t credit;             /* most bytes in flight with it, or more (`largest`); 0: the scheduler's */
     bool eager;                  /* has the whole credit at once (`opened`) */
     /* The task goes now.  It may call all functions below but tly_sched_run. */
     void (*start)(struct tly_task *task);
@@ -51,6 +51,9 @@ struct tly_sched {
      * byte opens another one.  So all destinations get their first tasks soon.  The last task of what is open may reach
      * beyond it.  A burst ends when nothing is in flight and nothing waits. */
     uint64_t opened;
+    /* The largest credit of a burst's tasks, which is all tasks' until its end.  If a more urgent task with less credit waited
+     * until so little is in flight, some links would idle while others still carried the rest. */
+    uint64_t largest;
     bool shut; /* at the end of the last run some task waited for its window */
 };
 

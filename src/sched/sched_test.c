@@ -65,16 +65,21 @@ static uint64_t credit_now(void)
     return 0;
 }
 
-static uint64_t credit_of(const struct user_task *t)
+static uint64_t own_credit_of(const struct user_task *t)
 {
     return t->credit && !lost_its_credit(t) ? t->credit : credit_now();
 }
 
 /* Where all that has happened leads. */
 struct state {
-    uint64_t pushed[QUEUES], granted[QUEUES], in_flight[QUEUES], all, opened;
+    uint64_t pushed[QUEUES], granted[QUEUES], in_flight[QUEUES], all, opened, largest;
     int waiting;
 };
+
+static uint64_t credit_of(const struct state *s, const struct user_task *t)
+{
+    return own_credit_of(t) > s->largest ? own_credit_of(t) : s->largest;
+}
 
 static void subtract(struct state *s, int queue, uint64_t bytes)
 {
@@ -88,10 +93,12 @@ static struct state replay(void)
     for (const struct event *e = past.event; e < past.event + past.events; e++) {
         switch (e->kind) {
         case CREDIT:
+            s.largest = 0;
             break;
         case READY:
             if (!s.all && !s.waiting)
-                s.opened = 0;
+                s.opened = s.largest = 0;
+            s.largest = e->bytes > s.largest ? e->bytes : s.largest;
             s.waiting++;
             break;
         case DROPPED:
@@ -150,14 +157,14 @@ static struct user_task *model_next(struct user_task *tasks, int count, bool *sh
             best = t;
     }
     if (best && !s.opened) {
-        s.opened = credit_of(best) / 4;
-        happened(CHOSEN, 0, NULL, credit_of(best));
+        s.opened = credit_of(&s, best) / 4;
+        happened(CHOSEN, 0, NULL, credit_of(&s, best));
     }
     if (!best || !s.all)
         return best;
-    if (!best->task.eager && s.opened < credit_of(best) && s.all >= s.opened)
+    if (!best->task.eager && s.opened < credit_of(&s, best) && s.all >= s.opened)
         return NULL;
-    return s.all + best->task.charge <= credit_of(best) ? best : NULL;
+    return s.all + best->task.charge <= credit_of(&s, best) ? best : NULL;
 }
 
 /* --- the core ------------------------------------------------------------------------------------ */
@@ -198,7 +205,7 @@ static void make_ready(struct user_task *t)
 {
     t->task.start = start;
     assert_int_equal(tly_sched_ready(&queue[t->queue], &t->task), 0);
-    happened(READY, t->queue, t, 0);
+    happened(READY, t->queue, t, t->task.credit);
 }
 
 /* Both go on as far as they can, and agree. */
@@ -213,7 +220,7 @@ static void run_both(struct user_task *tasks, int count)
         assert_ptr_equal(started[i], t);
         happened(STARTED, t->queue, t, 0);
         if (t->next)
-            happened(READY, t->next->queue, t->next, 0);
+            happened(READY, t->next->queue, t->next, t->next->task.credit);
         if (t->brief)
             happened(FINISHED, t->queue, NULL, t->task.charge);
         before = i + 1;
@@ -436,6 +443,30 @@ static void test_a_small_task_in_flight_does_not_hold_back_what_is_open(void **s
     end();
 }
 
+/* A more urgent task with less credit of its own need not wait until so little is in flight; in the next burst it does. */
+static void test_the_largest_credit_of_a_burst_is_all_tasks(void **state)
+{
+    struct user_task t[6];
+    begin(2 * KB);
+    tly_sched_open(&queue[0], UINT64_MAX);
+    for (int i = 0; i < 6; i++) {
+        t[i] = task_of(0, i / 4, (uint64_t)i, KB);
+        t[i].task.eager = true;
+        t[i].task.credit = i < 4 ? 4 * KB : 0;
+        make_ready(&t[i]);
+        assert_started(i < 4 ? i + 1 : 4, &t[i < 4 ? i : 3]);
+    }
+    tly_sched_finish(&queue[0], 2 * KB);
+    assert_started(6, &t[5]);
+    tly_sched_finish(&queue[0], 4 * KB);
+    for (int i = 3; i < 6; i++) {
+        t[i].task.credit = 0;
+        make_ready(&t[i]);
+    }
+    assert_started(8, &t[5]);
+    end();
+}
+
 static void test_the_credit_opens_anew_after_a_pause(void **state)
 {
     struct user_task first[2], t[6];
@@ -498,6 +529,7 @@ int main(void)
         cmocka_unit_test(test_against_the_model),
         cmocka_unit_test(test_the_papers_example),
         cmocka_unit_test(test_the_credit_opens),
+        cmocka_unit_test(test_the_largest_credit_of_a_burst_is_all_tasks),
         cmocka_unit_test(test_the_credit_opens_though_nothing_is_in_flight_for_a_moment),
         cmocka_unit_test(test_a_small_task_in_flight_does_not_hold_back_what_is_open),
         cmocka_unit_test(test_the_credit_opens_anew_after_a_pause),
