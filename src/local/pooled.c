@@ -1,8 +1,9 @@
-/* pooled.c - the way of large reductions whose tensors all lie in the pool, and of a group's, which copies its tensors there.
+/* pooled.c - the way of large reductions and broadcasts whose tensors all lie in the pool, and of a group's reductions, which
+ * copies its tensors there.
  *
- * The tensor is cut into chunks.  Whoever is free takes the next one, reads it from all ranks and writes the sum to all ranks
- * that get it, so a rank that computes delays nobody: the others do its share.  The work entry of the
- * first place whose rank has posted counts the chunks that are taken, and those that are done.
+ * The tensor is cut into chunks.  Whoever is free takes the next one, reads it from all ranks (of a broadcast from the root)
+ * and writes the result to all ranks that get it, so a rank that computes delays nobody: the others do its share.  The work
+ * entry of the first place whose rank has posted counts the chunks that are taken, and those that are done.
  *
  * A group's long tensors are copied some chunks at a time once the round begins, so that no call takes as long as its copy.
  * Each rank copies its own, so there the others do wait for a rank that is stopped or gets no core.  `window` of a rank's own
@@ -21,14 +22,16 @@ enum {
     LEAST_CHUNK = 8 << 10,
     HANDY_CHUNK = 16 << 10, /* smaller only where ranks would be idle */
     MOST_CHUNK = 256 << 10,
-    BLOCK = TLY_ZEROS, /* sums are copied to the other ranks while the first cache has them */
+    BLOCK = TLY_ZEROS, /* results are copied to the other ranks while the first cache has them */
     CHUNKS_EACH = 2,   /* for each rank, at least, of a large tensor */
     LONG = 4 << 20, /* bytes of a group's tensor that are copied at once: memcpy is faster if it is longer */
 };
 
 static bool pooled_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
-    bool pooled = r->op->call->reduces && (r->grouped || tly_post_is_pooled(&r->posts[l->me]));
+    const struct tly_local_call *call = r->op->call;
+    bool pooled = (r->grouped && call->reduces) ||
+                  ((call->reduces || call->spreads) && tly_post_is_pooled(&r->posts[l->me]));
     for (uint32_t i = 0; i < r->group->size && all && pooled; i++) {
         const struct tly_post *p = tly_local_post(r, i);
         pooled = !p->call || tly_post_is_pooled(p);
@@ -108,26 +111,28 @@ static enum tly_local_begun pooled_begin(struct tly_local *l, struct tly_local_r
 }
 
 /* A block lies in a rank's range or beside it. */
-static void pooled_reduce_block(struct tly_local *l, const struct tly_local_round *r,
-                                const struct tly_local_range range[], const struct tly_reduction *h,
-                                uint64_t from, size_t len)
+static void pooled_make_block(struct tly_local *l, const struct tly_local_round *r,
+                              const struct tly_local_range range[], const struct tly_reduction *h,
+                              uint64_t from, size_t len)
 {
     const struct tly_local_group *g = r->group;
     const void *in[TLY_LOCAL_RANKS];
-    uint8_t *sum = NULL;
     for (uint32_t i = 0; i < g->size; i++) {
         const struct tly_post *p = tly_local_post(r, i);
         in[i] = p->call ? l->at[g->rank[i]].base + p->input + from : tly_work_zeros;
     }
+    const uint8_t *made = r->op->call->spreads ? in[r->op->root] : NULL;
     for (uint32_t i = 0; i < g->size; i++) {
         const struct tly_post *p = tly_local_post(r, i);
         uint8_t *out = l->at[g->rank[i]].base + p->output + (from - range[i].begin);
-        if (!p->call || !tly_work_is_in(&range[i], from))
+        if (!p->call || !tly_work_is_in(&range[i], from) || out == made)
             continue;
-        if (sum)
-            memcpy(out, sum, len);
-        else
-            tly_reduce(h, (int)g->size, in, sum = out, len / tly_reduce_element_size(h->dtype));
+        if (made) {
+            memcpy(out, made, len);
+        } else {
+            tly_reduce(h, (int)g->size, in, out, len / tly_reduce_element_size(h->dtype));
+            made = out;
+        }
     }
 }
 
@@ -161,7 +166,7 @@ static bool pooled_is_left(const struct tly_local *l, const struct tly_local_rou
            pooled_is_staged(l, r, (uint32_t)next);
 }
 
-static bool pooled_can_sum(const struct tly_local *l, const struct tly_local_round *r)
+static bool pooled_can_make(const struct tly_local *l, const struct tly_local_round *r)
 {
     return pooled_is_left(l, r, atomic_load_explicit(&r->work->next, memory_order_relaxed));
 }
@@ -179,7 +184,7 @@ static bool pooled_can_copy_in(const struct tly_local_round *r)
 static bool pooled_can_step(const struct tly_local *l, const struct tly_local_round *r,
                             const struct tly_turn *turn)
 {
-    return pooled_can_sum(l, r) || pooled_can_copy_in(r) || pooled_can_copy_out(r);
+    return pooled_can_make(l, r) || pooled_can_copy_in(r) || pooled_can_copy_out(r);
 }
 
 static bool pooled_is_finished(const struct tly_local_round *r)
@@ -204,8 +209,8 @@ static bool pooled_take_chunk(const struct tly_local *l, const struct tly_local_
     return true;
 }
 
-static bool pooled_reduce_range(struct tly_local *l, const struct tly_local_round *r, uint64_t from,
-                                uint64_t to)
+static bool pooled_make_range(struct tly_local *l, const struct tly_local_round *r, uint64_t from,
+                              uint64_t to)
 {
     struct tly_reduction h = tly_work_how(l, r->op);
     struct tly_local_range range[TLY_LOCAL_RANKS];
@@ -214,22 +219,22 @@ static bool pooled_reduce_range(struct tly_local *l, const struct tly_local_roun
         if (atomic_load_explicit(&l->failed, memory_order_relaxed) || tly_work_is_given_up(l, r->group))
             return false; /* the communicator fails: the memory is its user's again */
         end = pooled_end_of(r, range, from, to);
-        pooled_reduce_block(l, r, range, &h, from, end - from);
+        pooled_make_block(l, r, range, &h, from, end - from);
     }
     return true;
 }
 
-static bool pooled_sum(struct tly_local *l, struct tly_local_round *r)
+static bool pooled_make(struct tly_local *l, struct tly_local_round *r)
 {
     uint32_t chunk;
-    if (!pooled_can_sum(l, r))
+    if (!pooled_can_make(l, r))
         return false;
     /* A rank that gives the round up takes all chunks, or sets `failed`, then looks at `working`. */
     atomic_store(&l->own->working, tly_work_name(r, r->lead));
     bool ok = !tly_work_is_given_up(l, r->group) && pooled_take_chunk(l, r, &chunk);
     if (ok) {
         uint64_t from = (uint64_t)chunk * r->chunk_bytes, to = from + r->chunk_bytes;
-        ok = pooled_reduce_range(l, r, from, to < r->op->bytes ? to : r->op->bytes);
+        ok = pooled_make_range(l, r, from, to < r->op->bytes ? to : r->op->bytes);
     }
     atomic_store_explicit(&l->own->working, 0, memory_order_release);
     return ok && tly_work_count(l, r);
@@ -261,7 +266,7 @@ static void pooled_copy_out(const struct tly_local *l, struct tly_local_round *r
     r->copied += pooled_copy(r, op->output, (const uint8_t *)op->borrowed + own.begin, own.bytes, r->copied);
 }
 
-/* A rank that sums before its own input is there keeps the others from the next chunks. */
+/* A rank that makes results before its own input is there keeps the others from the next chunks. */
 static bool pooled_step(struct tly_local *l, struct tly_local_round *r, const struct tly_turn *turn)
 {
     if (pooled_can_copy_in(r))
@@ -269,7 +274,7 @@ static bool pooled_step(struct tly_local *l, struct tly_local_round *r, const st
     else if (pooled_can_copy_out(r))
         pooled_copy_out(l, r);
     else
-        return pooled_sum(l, r);
+        return pooled_make(l, r);
     return true;
 }
 

@@ -31,14 +31,14 @@ static uint64_t posts_out_address(const void *p)
 /* Say where a large tensor lies: in the pool, or at an address of this process. */
 static void posts_out_locate(struct tly_local *l, const struct tly_local_op *op, struct tly_post *p)
 {
-    uint64_t in = posts_out_gives(l, op) ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
-    bool written = op->call->reduces || op->parts;
+    bool gives = posts_out_gives(l, op), written = op->call->reduces || op->call->spreads || op->parts;
+    uint64_t in = gives ? tly_segment_place(l->segment, op->input, op->bytes) : 0;
     uint64_t bytes = written ? tly_work_output_bytes(l, op, tly_local_group_of(l, op)->me) : 0;
     uint64_t out = bytes ? tly_segment_place(l->segment, op->output, bytes) : 0;
-    bool none = written && !bytes; /* nobody writes there */
+    bool unread = !gives && !op->parts, unwritten = written && !bytes;
     p->input = in ? in : posts_out_address(op->input);
     p->output = out ? out : posts_out_address(op->output);
-    p->flags |= (in ? TLY_POST_POOL_IN : 0) | (out || none ? TLY_POST_POOL_OUT : 0);
+    p->flags |= (in || unread ? TLY_POST_POOL_IN : 0) | (out || unwritten ? TLY_POST_POOL_OUT : 0);
 }
 
 static void posts_out_book(struct tly_local *l, struct tly_local_round *r, struct tly_local_op *op,

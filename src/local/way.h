@@ -6,7 +6,7 @@
  *   eager     each rank makes its result at once          all data came in the posts
  *   team      carriers sum pieces or copy them to others  there are several machines, each with a team
  *   staging   block by block through windows (window.h)   it reduces, and some rank's tensor is private memory
- *   pooled    each chunk by whoever is free                it reduces, and all tensors are in the pool
+ *   pooled    each chunk by whoever is free                it reduces or is a broadcast, and all tensors are in the pool
  *   fetch     each rank takes from the others             all else
  *
  * A round has a way (round->way) from the moment at which this rank posts it.  Once all posts are there the way is chosen

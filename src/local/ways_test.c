@@ -102,6 +102,14 @@ static void test_others(void **state)
     post(&tly_call_broadcast, 0);
     others_post(POOLED, 0);
     assert_string_equal(way(), "fetch");
+    post(&tly_call_broadcast, POOLED);
+    others_post(POOLED, TLY_POST_POOL_IN);
+    assert_string_equal(way(), "fetch");
+    others_post(POOLED, POOLED);
+    assert_string_equal(way(), "pooled");
+    post(&tly_call_allgather, POOLED);
+    others_post(POOLED, POOLED);
+    assert_string_equal(way(), "fetch");
     post(&tly_call_allgather, EAGER); /* others may give more */
     others_post(EAGER, POOLED);
     assert_string_equal(way(), "fetch");

@@ -38,6 +38,7 @@ struct tly_local_range {
 struct tly_local_call {
     enum tly_givers givers;
     bool reduces; /* all data are reduced */
+    bool spreads; /* each rank gets all of the root's data */
     /* Of a reduction: fill in the range of each rank.  range[] is clear.  Two ranges are the same or disjoint.
      * NULL: each rank gets the whole result. */
     void (*gets)(const struct tly_local_view *v, struct tly_local_range range[]);

@@ -47,7 +47,8 @@ static void broadcast_takes(const struct tly_local_view *v, struct tly_local_tak
         take[v->root].bytes = v->given[v->root];
 }
 
-static const struct tly_local_call broadcast_local = {.givers = TLY_ROOT_GIVES, .takes = broadcast_takes};
+static const struct tly_local_call broadcast_local = {
+    .givers = TLY_ROOT_GIVES, .spreads = true, .takes = broadcast_takes};
 
 const struct tly_call tly_call_broadcast = {
     .needs = broadcast_needs,
