@@ -101,7 +101,7 @@ static const char *frames_bad_fit(const struct tly_session *p, const struct tly_
     if (mark && slot->state != SLOT_ABSENT && !(slot->state == SLOT_REFUSED && r->answers[p->rank].held))
         return "an error mark after a push";
     /* A fragment lands in a slot only where it continues that: nothing else keeps it within the slot's memory. */
-    if (slot->state == SLOT_COMING && (slot->data || slot->loan) &&
+    if (slot->state == SLOT_COMING && (slot->loan || slot->data) &&
         (f->offset != slot->filled || f->spec != slot->spec || f->length != r->head.length ||
          (slot->loan && slot->loan != tly_link_loan(p->link))))
         return "data that does not continue where the tensor's last data ended";

@@ -93,11 +93,14 @@ static void progress_forget_withdrawn(struct tly_job *job, struct tly_round *r)
     tly_store_unref(job, r);
 }
 
-/* In a thread of the crew. */
+/* In a thread of the crew.  The last one gives loans back at once: the loop may wait for that (tly_loan_move). */
 static void progress_sum_piece(struct tly_crew_task *t)
 {
     struct tly_sum_piece *p = tly_list_entry(t, struct tly_sum_piece, task);
-    p->round->rule->advance(p->job, p->round, p->from, p->to);
+    struct tly_round *r = p->round;
+    r->rule->advance(p->job, r, p->from, p->to);
+    if (atomic_fetch_sub_explicit(&r->unread, 1, memory_order_acq_rel) == 1)
+        tly_memory_drop_loans(p->job, r);
 }
 
 static void progress_piece_done(struct tly_crew_task *t)
@@ -105,7 +108,6 @@ static void progress_piece_done(struct tly_crew_task *t)
     struct tly_sum_piece *p = tly_list_entry(t, struct tly_sum_piece, task);
     struct tly_round *r = p->round;
     if (--r->pieces_left == 0) {
-        tly_memory_drop_loans(p->job, r);
         if (r->refused) { /* a rank disagrees or has taken its push back */
             tly_memory_break_loans(p->job, r);
             progress_forget_withdrawn(p->job, r);
@@ -132,6 +134,7 @@ static bool progress_hand_to_crew(struct tly_job *job, struct tly_round *r, uint
     uint32_t share = (length / count + TLY_ALIGN - 1) / TLY_ALIGN * TLY_ALIGN, from = r->summed;
     r->summing_to = to;
     r->pieces_left = (length + share - 1) / share;
+    atomic_store_explicit(&r->unread, r->pieces_left, memory_order_relaxed);
     for (uint32_t i = 0; from < to; i++, from += share) {
         struct tly_sum_piece *p = &r->piece[i];
         *p = (struct tly_sum_piece){.task = {.work = progress_sum_piece, .done = progress_piece_done},
@@ -183,7 +186,7 @@ void tly_progress_landed(struct tly_session *p, struct tly_round *r, const struc
                          uint32_t bytes)
 {
     struct tly_slot *slot = &r->slots[p->rank];
-    if (slot->state != SLOT_COMING || (bytes && !slot->data && !slot->loan))
+    if (slot->state != SLOT_COMING || (bytes && !slot->loan && !slot->data))
         return;
     slot->filled += bytes;
     if (slot->filled == f->length || (f->flags & TLY_REQUEST)) {

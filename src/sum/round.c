@@ -161,7 +161,7 @@ void tly_round_push(struct tly_session *p, struct tly_round *r, const struct tly
     } else if (begins) {
         tly_window_pass(p, f->length); /* it was asked for, and is not wanted any more */
     }
-    if (slot->state == SLOT_COMING && slot->data) {
+    if (slot->state == SLOT_COMING && !slot->loan && slot->data) {
         land->to = slot->data + f->offset;
         land->token = slot;
     }

@@ -3,6 +3,7 @@
 #ifndef TLY_SUM_ROUND_H
 #define TLY_SUM_ROUND_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -57,6 +58,7 @@ struct tly_round {
     struct tly_sum_piece piece[PIECES]; /* the crew's share of the work */
     uint32_t
         pieces_left; /* pieces that the crew has not done; until it has, nobody else touches data or result */
+    atomic_uint unread;    /* pieces whose inputs the crew still reads (acq_rel) */
     uint32_t summing_to;   /* bytes of the result that are ready then */
     uint8_t *result;       /* one of the slots' data, or owned */
     uint32_t result_room;  /* bytes for which the pool gave it */
