@@ -133,7 +133,6 @@ struct tly_job {
 
     const struct tly_params *params; /* borrowed */
     struct tly_trace *trace;         /* owned; NULL: no timeline is wanted */
-    atomic_bool write_trace;         /* somebody wants it now (release); the loop sees it (acquire) */
 };
 
 /* service.c: a house of one job */

@@ -75,12 +75,6 @@ static void job_start_trace(struct tly_job *job, const struct tly_roster *roster
     job->trace = tly_trace_create(job->params->trace, job->params->trace_bytes, &who);
 }
 
-void tly_job_write_trace(struct tly_job *job)
-{
-    atomic_store_explicit(&job->write_trace, true, memory_order_release);
-    tly_loop_wake(job->loop);
-}
-
 /* --- sizes --------------------------------------------------------------------------------------- */
 
 /* A window that suits the job's parts, if memory lasts for that. */
@@ -124,9 +118,6 @@ static void job_set_sizes(struct tly_job *job, uint64_t part_bytes, uint64_t sha
 static int64_t job_prepare(struct tly_hook *h)
 {
     struct tly_job *job = tly_list_entry(h, struct tly_job, hook);
-    /* Pairs with the release in tly_job_write_trace(). */
-    if (atomic_load_explicit(&job->write_trace, memory_order_acquire))
-        tly_trace_write(job->trace, NULL, NULL);
     uint64_t news = atomic_exchange_explicit(&job->news, 0, memory_order_acquire);
     if (news && job->ranks)
         job_set_sizes(job, news & UINT32_MAX, news >> 32);

@@ -26,8 +26,6 @@ void tly_job_change(struct tly_job *job, const struct tly_roster *roster);
 /* A later epoch, of which only the length of parts matters. */
 void tly_job_resize(struct tly_job *job, const struct tly_roster *roster);
 
-/* Have the timeline (TALLY_TRACE) written soon. */
-void tly_job_write_trace(struct tly_job *job);
 /* In the loop. */
 void tly_job_facts(struct tly_job *job, struct tly_service_facts *out);
 

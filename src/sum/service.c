@@ -9,6 +9,7 @@
 #include "sum/internal.h"
 #include "sum/job.h"
 #include "sum/session.h"
+#include "trace/trace.h"
 
 int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
                        const struct tly_identity *identity, const struct sockaddr_storage *address,
@@ -62,7 +63,7 @@ void tly_service_resize(struct tly_service *s, const struct tly_roster *roster)
 void tly_service_write_trace(struct tly_service *s)
 {
     if (s)
-        tly_job_write_trace(s->job);
+        tly_trace_write(s->job->trace, NULL, NULL);
 }
 
 void tly_service_facts(struct tly_service *s, struct tly_service_facts *out)

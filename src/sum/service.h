@@ -43,8 +43,8 @@ void tly_service_change(struct tly_service *s, const struct tly_roster *roster);
 /* From any thread: the same, of how long parts are alone, for a service whose ranks tell it who leaves.  NULL is accepted. */
 void tly_service_resize(struct tly_service *s, const struct tly_roster *roster);
 
-/* Have the timeline of this service (TALLY_TRACE) written soon, from any thread; its destruction writes it
- * anyway. NULL is accepted. */
+/* Write the timeline of this service (TALLY_TRACE) now; its destruction writes it otherwise.  Needs no lock.  NULL is
+ * accepted. */
 void tly_service_write_trace(struct tly_service *s);
 
 void tly_service_facts(struct tly_service *s, struct tly_service_facts *out);
