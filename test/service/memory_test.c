@@ -50,7 +50,7 @@ void *realloc(void *old, size_t size)
 #endif
 
 struct board {
-    atomic_int closed; /* ranks that have, in all attempts */
+    atomic_int ready, closed; /* ranks that are or have, in all attempts */
     atomic_int failed_jobs, whole_jobs, wrong, injected, unclear;
 };
 
@@ -104,6 +104,8 @@ static int attempts(int rank, void *arg)
         tally_comm *c;
         CHECK(tally_comm_open(NULL, &c) == 0);
         CHECK(work(c, rank, b) == 0);
+        atomic_fetch_add(&b->ready, 1);
+        job_await(&b->ready, 2 * attempt); /* what fails from here on ends nothing that began before */
         if (rank == attempt % 2)
             atomic_store(&countdown, 1 + attempt * 3 / 2);
         int err = 0;
