@@ -21,7 +21,9 @@ static void loop_drain_wake(struct tly_watch *w, uint32_t events)
 int tly_loop_init(struct tly_loop *l)
 {
     memset(l, 0, sizeof *l);
+    l->host = l;
     tly_list_init(&l->hooks);
+    tly_list_init(&l->watches);
     l->wake_fd = -1;
     l->epoll_fd = tly_fd_own(epoll_create1(EPOLL_CLOEXEC));
     if (l->epoll_fd < 0)
@@ -47,6 +49,12 @@ void tly_loop_finish(struct tly_loop *l)
 {
     if (!l || l->epoll_fd < 0)
         return;
+    if (tly_loop_lodges(l)) {
+        tly_loop_lock(l);
+        tly_loop_remove(l, &l->wake);
+        l->host->guest = NULL;
+        tly_loop_unlock(l);
+    }
     tly_fd_close(l->wake_fd);
     tly_fd_close(l->epoll_fd);
     l->epoll_fd = l->wake_fd = -1;
@@ -60,28 +68,59 @@ void tly_loop_wake(struct tly_loop *l)
     (void)r;
 }
 
+static int loop_control(int epoll_fd, int what, struct tly_watch *w)
+{
+    struct epoll_event e = {.events = w->events, .data.ptr = w};
+    return epoll_ctl(epoll_fd, what, w->fd, &e) < 0 ? -errno : 0;
+}
+
 int tly_loop_add(struct tly_loop *l, struct tly_watch *w, uint32_t events)
 {
-    struct epoll_event e = {.events = events, .data.ptr = w};
-    if (epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, w->fd, &e) < 0)
-        return tly_fail(errno, "cannot watch a descriptor: %s", strerror(errno));
+    w->events = events;
+    int err = loop_control(l->host->epoll_fd, EPOLL_CTL_ADD, w);
+    if (err)
+        return tly_fail(-err, "cannot watch a descriptor: %s", strerror(-err));
+    tly_list_append(&l->watches, &w->node);
     return 0;
 }
 
 int tly_loop_change(struct tly_loop *l, struct tly_watch *w, uint32_t events)
 {
-    struct epoll_event e = {.events = events, .data.ptr = w};
-    return epoll_ctl(l->epoll_fd, EPOLL_CTL_MOD, w->fd, &e) < 0 ? -errno : 0;
+    w->events = events;
+    return loop_control(l->host->epoll_fd, EPOLL_CTL_MOD, w);
 }
 
 void tly_loop_remove(struct tly_loop *l, struct tly_watch *w)
 {
-    struct epoll_event e = {0};
-    epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, w->fd, &e);
-    l->removals++;
-    for (int i = 0; i < l->batch_left; i++)
-        if (l->batch[i].data.ptr == w)
-            l->batch[i].data.ptr = NULL;
+    struct tly_loop *host = l->host;
+    if (!w->node.next)
+        return;
+    loop_control(host->epoll_fd, EPOLL_CTL_DEL, w);
+    tly_list_remove(&w->node);
+    host->removals++;
+    for (int i = 0; i < host->batch_left; i++)
+        if (host->batch[i].data.ptr == w)
+            host->batch[i].data.ptr = NULL;
+}
+
+static int loop_control_all(const struct tly_loop *l, int epoll_fd, int what)
+{
+    int err = 0;
+    for (struct tly_list *n = l->watches.next; n != &l->watches && !err; n = n->next)
+        err = loop_control(epoll_fd, what, tly_list_entry(n, struct tly_watch, node));
+    return err;
+}
+
+int tly_loop_lodge(struct tly_loop *guest, struct tly_loop *host)
+{
+    int err = loop_control_all(guest, host->epoll_fd, EPOLL_CTL_ADD);
+    loop_control_all(guest, err ? host->epoll_fd : guest->epoll_fd, EPOLL_CTL_DEL);
+    if (err)
+        return tly_fail(-err, "cannot watch a descriptor: %s", strerror(-err));
+    guest->last_tick = host->last_tick; /* they tick in the same turns */
+    guest->host = host;
+    host->guest = guest;
+    return 0;
 }
 
 void tly_loop_hook(struct tly_loop *l, struct tly_hook *h)
@@ -117,7 +156,8 @@ static int64_t loop_prepare(struct tly_loop *l)
             if (t < due)
                 due = t;
         }
-    return due;
+    int64_t guests = l->guest ? loop_prepare(l->guest) : INT64_MAX;
+    return guests < due ? guests : due;
 }
 
 static void loop_tick(struct tly_loop *l)
@@ -138,6 +178,15 @@ static void loop_tick(struct tly_loop *l)
     for (struct tly_hook *h = loop_walk(l, true); h; h = loop_walk(l, false))
         if (h->tick)
             h->tick(h);
+    if (l->guest)
+        loop_tick(l->guest);
+}
+
+static void loop_look_at_clock(struct tly_loop *l)
+{
+    l->now = tly_now();
+    if (l->guest)
+        l->guest->now = l->now;
 }
 
 void tly_loop_turn(struct tly_loop *l, int max_ms)
@@ -146,7 +195,7 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
     const int room = sizeof events / sizeof *events;
 
     tly_loop_lock(l);
-    l->now = tly_now();
+    loop_look_at_clock(l);
     int64_t due = loop_prepare(l);
     int64_t now = tly_now();
     int64_t wait = l->last_tick + TLY_TICK_MS * TLY_MS - now;
@@ -166,7 +215,7 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
         n = epoll_wait(l->epoll_fd, events, room, (int)((wait + TLY_MS - 1) / TLY_MS));
 
     tly_loop_lock(l);
-    l->now = tly_now();
+    loop_look_at_clock(l);
     /* While we waited for the lock its holder may have removed, even freed, a watch of this batch: forget the batch,
      * what is still ready is reported again. */
     if (l->removals != removals)

@@ -9,7 +9,10 @@
  * that 0 can stand for "never".
  *
  * The loop also knows since when it has run without delay, and how long it last stood still: whoever judges a peer within
- * a second or two asks the first, and who was judged itself explains that by the second. */
+ * a second or two asks the first, and who was judged itself explains that by the second.
+ *
+ * A loop may lodge in another one, its host: then the host's turns are its turns, and the host's lock is its lock.  Watches,
+ * hooks and the awake clock stay its own. */
 #ifndef TLY_LOOP_H
 #define TLY_LOOP_H
 
@@ -24,6 +27,9 @@
 struct tly_watch {
     int fd; /* borrowed */
     void (*ready)(struct tly_watch *w, uint32_t events);
+    /* the loop's */
+    struct tly_list node; /* in its `watches` */
+    uint32_t events;
 };
 
 /* Called before each sleep and once a tick. */
@@ -36,8 +42,10 @@ struct tly_hook {
 
 struct tly_loop {
     int epoll_fd, wake_fd;
-    pthread_mutex_t lock; /* guards all below, and what the callbacks own */
-    struct tly_list hooks;
+    struct tly_loop *host;  /* borrowed: whose lock, epoll and turns it uses; itself, unless it lodges */
+    pthread_mutex_t lock;   /* guards all below, and what the callbacks own */
+    struct tly_loop *guest; /* borrowed: it lodges here; NULL: none does */
+    struct tly_list hooks, watches;
     int64_t now, awake, last_tick;
     int64_t smooth_since; /* awake clock: from here on no tick came late */
     int64_t paused;       /* ns by which a tick was last more than a second late, */
@@ -56,15 +64,23 @@ enum {
 };
 
 int tly_loop_init(struct tly_loop *l);
+/* Let one loop lodge in another until it is finished, so that one thread serves both.  Negative: it stays as it was.  The
+ * host's lock is held by the thread that turns it; no other thread uses the guest meanwhile but to wake it. */
+int tly_loop_lodge(struct tly_loop *guest, struct tly_loop *host);
+static inline bool tly_loop_lodges(const struct tly_loop *l)
+{
+    return l->host != l;
+}
+/* Of a guest: the host goes on. */
 void tly_loop_finish(struct tly_loop *l);
 
 static inline void tly_loop_lock(struct tly_loop *l)
 {
-    pthread_mutex_lock(&l->lock);
+    pthread_mutex_lock(&l->host->lock);
 }
 static inline void tly_loop_unlock(struct tly_loop *l)
 {
-    pthread_mutex_unlock(&l->lock);
+    pthread_mutex_unlock(&l->host->lock);
 }
 /* From any thread. */
 void tly_loop_wake(struct tly_loop *l);
@@ -72,7 +88,7 @@ void tly_loop_wake(struct tly_loop *l);
 /* events: EPOLLIN, EPOLLOUT; level-triggered.  Lock held. */
 int tly_loop_add(struct tly_loop *l, struct tly_watch *w, uint32_t events);
 int tly_loop_change(struct tly_loop *l, struct tly_watch *w, uint32_t events);
-/* After this `ready` is not called again, not even in the batch being handled. */
+/* After this `ready` is not called again, not even in the batch being handled.  A watch that was never added is no error. */
 void tly_loop_remove(struct tly_loop *l, struct tly_watch *w);
 
 void tly_loop_hook(struct tly_loop *l, struct tly_hook *h);

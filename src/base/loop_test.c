@@ -194,6 +194,87 @@ static void test_removed_while_the_loop_waits_for_the_lock(void **state)
     tly_loop_finish(&loop);
 }
 
+/* Events, times, ticks and wake-ups of a guest come in its host's turns. */
+struct lodger {
+    struct tly_watch watch;
+    struct tly_hook hook;
+    int64_t due;
+    int events, prepared, on_time, ticked;
+};
+
+static void lodger_on_ready(struct tly_watch *w, uint32_t events)
+{
+    uint64_t n;
+    tly_list_entry(w, struct lodger, watch)->events++;
+    assert_int_equal(read(w->fd, &n, sizeof n), sizeof n);
+}
+
+static int64_t lodger_prepare(struct tly_hook *h)
+{
+    struct lodger *p = tly_list_entry(h, struct lodger, hook);
+    p->prepared++;
+    if (tly_now() < p->due)
+        return p->due;
+    p->on_time++;
+    p->due = INT64_MAX;
+    return INT64_MAX;
+}
+
+static void lodger_tick(struct tly_hook *h)
+{
+    tly_list_entry(h, struct lodger, hook)->ticked++;
+}
+
+static void expect_service_by_turns(struct tly_loop *guest, struct lodger *p)
+{
+    *p = (struct lodger){.watch = p->watch, .hook = p->hook, .due = tly_now() + 3 * TLY_MS};
+    while (!p->on_time)
+        tly_loop_turn(&loop, -1);
+    int prepared = p->prepared;
+    tly_loop_wake(guest);
+    while (p->prepared == prepared)
+        tly_loop_turn(&loop, -1);
+    assert_int_equal(eventfd_write(p->watch.fd, 1), 0);
+    while (!p->events)
+        tly_loop_turn(&loop, -1);
+    while (!p->ticked)
+        tly_loop_turn(&loop, -1);
+    assert_true(guest->now == loop.now && guest->last_tick == loop.last_tick);
+}
+
+static void test_guest(void **state)
+{
+    struct tly_loop guest;
+    struct lodger before = {.watch = {.fd = eventfd(0, EFD_CLOEXEC), .ready = lodger_on_ready},
+                            .hook = {.prepare = lodger_prepare, .tick = lodger_tick}},
+                  after = {.watch = {.fd = eventfd(0, EFD_CLOEXEC), .ready = lodger_on_ready},
+                           .hook = before.hook};
+    assert_int_equal(tly_loop_init(&loop), 0);
+    assert_int_equal(tly_loop_init(&guest), 0);
+    tly_loop_hook(&guest, &before.hook);
+    assert_int_equal(tly_loop_add(&guest, &before.watch, EPOLLIN), 0);
+    tly_loop_remove(&guest, &after.watch); /* it is not there */
+    assert_int_equal(tly_loop_lodge(&guest, &loop), 0);
+    assert_true(tly_loop_lodges(&guest) && !tly_loop_lodges(&loop));
+    tly_loop_hook(&guest, &after.hook);
+    assert_int_equal(tly_loop_add(&guest, &after.watch, EPOLLIN), 0);
+    expect_service_by_turns(&guest, &before);
+    expect_service_by_turns(&guest, &after);
+    tly_loop_remove(&guest, &before.watch);
+    tly_loop_unhook(&guest, &before.hook);
+    assert_int_equal(eventfd_write(before.watch.fd, 1), 0);
+    tly_loop_remove(&guest, &after.watch);
+    tly_loop_unhook(&guest, &after.hook);
+    before.prepared = after.prepared = 0;
+    tly_loop_wake(&guest);
+    tly_loop_finish(&guest);
+    tly_loop_turn(&loop, 1);
+    assert_true(before.events == 1 && before.prepared == 0 && after.prepared == 0);
+    close(before.watch.fd);
+    close(after.watch.fd);
+    tly_loop_finish(&loop);
+}
+
 static void run_for(int64_t ns)
 {
     for (int64_t end = loop.awake + ns; loop.awake < end;)
@@ -225,6 +306,7 @@ int main(void)
         cmocka_unit_test(test_unhooked_in_the_walk),
         cmocka_unit_test(test_wake),
         cmocka_unit_test(test_event),
+        cmocka_unit_test(test_guest),
         cmocka_unit_test(test_pause),
     };
     return cmocka_run_group_tests_name("loop", tests, NULL, NULL);

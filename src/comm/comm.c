@@ -54,6 +54,10 @@
 
 enum { CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
 
+/* The fastest card, bit/s, on which one thread runs both the rank's loop and its service's.  Both together take about a tenth of
+ * a core while such a card is full, so neither waits long for the other.  On a fast card they have to work at the same time. */
+enum { ONE_THREAD_RATE = 1000000000 };
+
 /* --- timeline ------------------------------------------------------------------------------------ */
 
 static void comm_start_trace(tally_comm *c)
@@ -313,23 +317,24 @@ static void comm_greet(tally_comm *c)
     tly_log(c->rank == 0 ? TALLY_LOG_INFO : TALLY_LOG_DEBUG, "comm", "%s", text);
 }
 
-/* Free all of a communicator, whatever of it there is. */
+/* Free all of a communicator, whatever of it there is.  Until the service is gone the thread goes on, which may run it. */
 static void comm_destroy(tally_comm *c, int64_t deadline)
 {
-    if (c->running.started) {
-        tly_loop_stop(&c->loop);
-        pthread_join(c->running.thread, NULL);
-    }
-    tly_local_stop(c->local, ESHUTDOWN, "the communicator was closed");
-    tly_local_unref(c->local);
     if (c->loop.epoll_fd >= 0) {
         tly_loop_lock(&c->loop);
+        tly_loop_unhook(&c->loop, &c->running.hook);
         for (int i = 0; i < c->services; i++)
             tly_peer_finish(&c->peers[i]);
         tly_member_finish(&c->member);
         tly_loop_unlock(&c->loop);
     }
+    tly_local_stop(c->local, ESHUTDOWN, "the communicator was closed");
+    tly_local_unref(c->local);
     tly_service_destroy(c->service, deadline);
+    if (c->running.started) {
+        tly_loop_stop(&c->loop);
+        pthread_join(c->running.thread, NULL);
+    }
     tly_coordinator_destroy(c->coordinator, deadline);
     tly_loop_finish(&c->loop);
     tly_events_finish(c);
@@ -463,6 +468,13 @@ static int comm_enter_job(tally_comm *c)
     return err ? err : tly_member_begin(&c->member);
 }
 
+/* Where one machine has all ranks, data may reach the service through shared memory alone, faster than through a card. */
+static bool comm_runs_service(const tally_comm *c)
+{
+    uint64_t rate = c->member.roster.services[c->machine].bandwidth;
+    return c->service && c->machines > 1 && rate > 0 && rate <= ONE_THREAD_RATE;
+}
+
 int tally_comm_open(const char *const settings[], tally_comm **comm)
 {
     char why[TLY_SENTENCE];
@@ -500,6 +512,8 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
         tly_loop_unlock(&c->loop);
         err = comm_enter_job(c);
     }
+    if (!err && comm_runs_service(c))
+        err = tly_service_lodge(c->service, &c->loop);
     if (!err) {
         tly_comm_opened(c);
         /* The loop copies this process's tensors in and out; they lie on its node if the process is bound to one. */

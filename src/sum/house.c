@@ -164,6 +164,29 @@ int tly_house_start(struct tly_house *h)
     return err;
 }
 
+static void house_end_thread(struct tly_house *h)
+{
+    tly_loop_stop(h->loop);
+    pthread_join(h->thread, NULL);
+    h->own_thread = false;
+}
+
+int tly_house_lodge(struct tly_house *h, struct tly_loop *host)
+{
+    if (h->node >= 0)
+        return 0;
+    house_end_thread(h);
+    tly_loop_lock(host);
+    int err = tly_loop_lodge(h->loop, host);
+    tly_loop_unlock(host);
+    return err;
+}
+
+bool tly_house_is_turned(const struct tly_house *h)
+{
+    return h->own_thread || tly_loop_lodges(h->loop);
+}
+
 void tly_house_endpoints(const struct tly_house *h, struct tly_endpoints *out)
 {
     tly_listener_endpoints(h->listener, out);
@@ -186,14 +209,12 @@ void tly_house_destroy(struct tly_house *h)
     if (!h)
         return;
     tly_check(tly_list_empty(&h->jobs));
-    if (h->own_thread) {
-        tly_loop_stop(h->loop);
-        pthread_join(h->thread, NULL);
-    }
-    tly_crew_stop(&h->crew);
+    if (h->own_thread)
+        house_end_thread(h);
     tly_house_shut(h);
     if (h->loop->epoll_fd >= 0) {
         tly_loop_lock(h->loop);
+        tly_crew_stop(&h->crew);
         tly_loop_unhook(h->loop, &h->hook);
         tly_loop_unlock(h->loop);
     }

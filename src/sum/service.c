@@ -44,6 +44,11 @@ uint64_t tly_service_incarnation(const struct tly_service *s)
     return tly_job_incarnation(s->job);
 }
 
+int tly_service_lodge(struct tly_service *s, struct tly_loop *host)
+{
+    return tly_house_lodge(s->house, host);
+}
+
 int tly_service_begin(struct tly_service *s, const struct tly_roster *roster)
 {
     return tly_job_begin(s->job, roster);
@@ -75,7 +80,7 @@ void tly_service_destroy(struct tly_service *s, int64_t deadline)
 {
     if (!s)
         return;
-    if (s->job && s->house->own_thread)
+    if (s->job && tly_house_is_turned(s->house))
         tly_job_wait(s->job, deadline);
     if (s->house)
         tly_house_shut(s->house);

@@ -1,7 +1,8 @@
 /* service.h - the summation service: takes pushes from all ranks, sums each part along the tree when all have
  * come, answers each rank once.  It keeps nothing about a tensor between rounds.
  *
- * Runs in a loop of its own thread (in the first local rank of a machine) or in the caller's (tallyd). */
+ * Runs in a loop of its own (in the first local rank of a machine), in its own thread or the rank's, or in the caller's loop
+ * (tallyd). */
 #ifndef TLY_SERVICE_H
 #define TLY_SERVICE_H
 
@@ -34,6 +35,9 @@ int tly_service_create(struct tly_loop *loop, const struct tly_params *params,
 void tly_service_endpoints(const struct tly_service *s, struct tly_endpoints *out);
 uint64_t tly_service_incarnation(const struct tly_service *s);
 uint64_t tly_service_memory(const struct tly_service *s); /* bytes that it may take */
+
+/* With a loop of its own: see tly_house_lodge() in sum/house.h. */
+int tly_service_lodge(struct tly_service *s, struct tly_loop *host);
 
 /* The epoch: who pushes.  Copies what it needs. */
 int tly_service_begin(struct tly_service *s, const struct tly_roster *roster);
