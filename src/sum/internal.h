@@ -86,7 +86,7 @@ struct tly_job {
     int64_t dead_ns, late_ns;
     struct tly_list sessions;
 
-    bool mortal;                    /* may die alone: a tallyd's */
+    bool mortal;                    /* may die alone: a tallyd's.  Then its ranks hear what is stable */
     bool redo_waits;                /* rounds wait for memory for their results */
     bool restore_waits;             /* so do rounds whose results come from a rank (redo.c) */
     uint32_t sessions_seen;         /* counts sessions of ranks */

@@ -248,7 +248,7 @@ int tly_job_create(struct tly_house *h, const struct tly_params *params, const s
         return tly_fail(ENOMEM, "out of memory");
     job->house = h;
     job->loop = h->loop;
-    job->mortal = !h->own_thread;
+    job->mortal = h->loop != &h->own_loop;
     job->params = params;
     job->identity = *identity;
     job->identity.role = TLY_ROLE_SERVICE;

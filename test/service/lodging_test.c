@@ -21,6 +21,7 @@ static bool lodges(const tally_comm *c)
 {
     const struct tly_house *h = c->service->house;
     CHECK(tly_loop_lodges(h->loop) != h->own_thread);
+    CHECK(!c->service->job->mortal); /* no rank asks it what is stable */
     CHECK(h->loop->host == (h->own_thread ? h->loop : &c->loop));
     return !h->own_thread;
 }
