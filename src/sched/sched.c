@@ -15,15 +15,21 @@ static struct tly_sched_queue *sched_queue_of(struct tly_list *node)
     return tly_list_entry(node, struct tly_sched_queue, node);
 }
 
+static uint64_t sched_credit_of(const struct tly_sched *s, const struct tly_task *t)
+{
+    return t->credit ? t->credit : s->credit;
+}
+
 void tly_sched_set_credit(struct tly_sched *s, uint64_t credit)
 {
     s->credit = credit;
-    s->largest = 0;
     for (struct tly_list *n = s->queues.next; n != &s->queues; n = n->next) {
-        const struct tly_heap *waiting = &sched_queue_of(n)->waiting;
-        for (size_t i = 0; i < waiting->count; i++) {
-            struct tly_task *t = waiting->items[i].value;
+        struct tly_sched_queue *q = sched_queue_of(n);
+        q->largest = credit;
+        for (size_t i = 0; i < q->waiting.count; i++) {
+            struct tly_task *t = q->waiting.items[i].value;
             t->credit = t->credit > credit ? t->credit : 0;
+            q->largest = t->credit > q->largest ? t->credit : q->largest;
         }
     }
 }
@@ -49,12 +55,6 @@ static bool sched_has_window(const struct tly_sched_queue *q, const struct tly_t
     return q->pushed + t->bytes <= q->granted;
 }
 
-static uint64_t sched_credit_of(const struct tly_sched *s, const struct tly_task *t)
-{
-    uint64_t own = t->credit ? t->credit : s->credit;
-    return own > s->largest ? own : s->largest;
-}
-
 static bool sched_is_idle(const struct tly_sched *s)
 {
     bool idle = !s->in_flight;
@@ -65,18 +65,29 @@ static bool sched_is_idle(const struct tly_sched *s)
 
 int tly_sched_ready(struct tly_sched_queue *q, struct tly_task *t)
 {
-    struct tly_sched *s = q->sched;
-    if (sched_is_idle(s))
-        s->opened = s->largest = 0;
-    s->largest = t->credit > s->largest ? t->credit : s->largest;
+    uint64_t credit = sched_credit_of(q->sched, t);
+    if (sched_is_idle(q->sched))
+        q->sched->opened = 0;
+    if (!tly_sched_waits(q) || credit > q->largest)
+        q->largest = credit;
     return tly_heap_push(&q->waiting, t->order, t);
 }
 
-/* A task larger than its credit goes alone.  The last task of what is open may reach beyond it: else a few bytes in flight
- * would hold back a task of a quarter of the credit. */
-static bool sched_has_credit(const struct tly_sched *s, const struct tly_task *t)
+static uint64_t sched_largest_credit(const struct tly_sched *s)
 {
-    uint64_t credit = sched_credit_of(s, t);
+    uint64_t largest = 0;
+    for (struct tly_list *n = s->queues.next; n != &s->queues; n = n->next) {
+        const struct tly_sched_queue *q = sched_queue_of(n);
+        if (tly_sched_waits(q) && q->largest > largest)
+            largest = q->largest;
+    }
+    return largest;
+}
+
+/* A task larger than the credit goes alone.  The last task of what is open may reach beyond it: else a few bytes in flight
+ * would hold back a task of a quarter of the credit. */
+static bool sched_has_credit(const struct tly_sched *s, const struct tly_task *t, uint64_t credit)
+{
     bool opens = !t->eager && s->opened < credit;
     return !s->in_flight || (s->in_flight + t->charge <= credit && (!opens || s->in_flight < s->opened));
 }
@@ -107,9 +118,10 @@ void tly_sched_run(struct tly_sched *s)
     struct tly_sched_queue *q;
     while ((q = sched_choose(s, &s->shut))) {
         struct tly_task *t = tly_heap_top(&q->waiting)->value;
+        uint64_t credit = sched_largest_credit(s);
         if (!s->opened)
-            s->opened = sched_credit_of(s, t) / 4;
-        if (!sched_has_credit(s, t))
+            s->opened = credit / 4;
+        if (!sched_has_credit(s, t, credit))
             return;
         tly_heap_pop(&q->waiting);
         s->in_flight += t->charge;

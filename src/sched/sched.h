@@ -41,6 +41,9 @@ struct tly_sched_queue {
     uint64_t pushed;         /* bytes of all started tasks since the window was opened */
     uint64_t granted;        /* of these, the destination accepts so many in all; 0: closed */
     uint64_t in_flight;      /* its share of sched->in_flight */
+    /* The largest credit of a task since nothing waited here.  While something waits here all tasks have it.  If a more urgent
+     * task with less waited until so little is in flight, some links would idle while others still carried the rest. */
+    uint64_t largest;
 };
 
 struct tly_sched {
@@ -51,9 +54,6 @@ struct tly_sched {
      * byte opens another one.  So all destinations get their first tasks soon.  The last task of what is open may reach
      * beyond it.  A burst ends when nothing is in flight and nothing waits. */
     uint64_t opened;
-    /* The largest credit of a burst's tasks, which is all tasks' until its end.  If a more urgent task with less credit waited
-     * until so little is in flight, some links would idle while others still carried the rest. */
-    uint64_t largest;
     bool shut; /* at the end of the last run some task waited for its window */
 };
 

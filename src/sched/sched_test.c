@@ -15,7 +15,6 @@ enum { QUEUES = 3, TASKS = 60, STREAMS = 150, STEPS = 400, EVENTS = 8 * STEPS, K
 struct user_task {
     struct tly_task task;
     int queue;
-    uint64_t credit;        /* its own, as drawn */
     struct user_task *next; /* is ready as soon as this one has started; NULL: none */
     bool brief;             /* is finished as soon as it has started */
 };
@@ -48,38 +47,46 @@ static bool is_waiting(const struct user_task *t)
     return false;
 }
 
-/* Has the credit become as large as its own, or larger, while the task waited? */
-static bool lost_its_credit(const struct user_task *t)
+/* The credit that the queues' tasks have: the largest one of a task since nothing waited in its queue, or since the scheduler
+ * got another credit, of those that waited then and have come since. */
+static uint64_t largest_credit(void)
 {
-    for (int i = past.events; i-- > 0 && past.event[i].task != t;)
-        if (past.event[i].kind == CREDIT && past.event[i].bytes >= t->credit)
-            return true;
-    return false;
-}
-
-static uint64_t credit_now(void)
-{
-    for (int i = past.events; i-- > 0;)
-        if (past.event[i].kind == CREDIT)
-            return past.event[i].bytes;
-    return 0;
-}
-
-static uint64_t own_credit_of(const struct user_task *t)
-{
-    return t->credit && !lost_its_credit(t) ? t->credit : credit_now();
+    uint64_t largest = 0;
+    for (int q = 0; q < QUEUES; q++) {
+        const struct user_task *waiting[TASKS];
+        uint64_t own[TASKS], of_queue = 0, now = 0;
+        int count = 0;
+        for (const struct event *e = past.event; e < past.event + past.events; e++) {
+            if (e->kind == CREDIT) {
+                now = of_queue = e->bytes;
+                for (int i = 0; i < count; i++) {
+                    own[i] = own[i] > now ? own[i] : 0;
+                    of_queue = own[i] > of_queue ? own[i] : of_queue;
+                }
+            } else if (e->kind == READY && e->queue == q) {
+                uint64_t credit = e->bytes ? e->bytes : now;
+                of_queue = !count || credit > of_queue ? credit : of_queue;
+                waiting[count] = e->task;
+                own[count++] = e->bytes;
+            } else if ((e->kind == STARTED || e->kind == DROPPED) && e->queue == q) {
+                for (int i = 0; i < count; i++)
+                    if (waiting[i] == e->task) {
+                        waiting[i] = waiting[--count];
+                        own[i] = own[count];
+                        break;
+                    }
+            }
+        }
+        largest = count && of_queue > largest ? of_queue : largest;
+    }
+    return largest;
 }
 
 /* Where all that has happened leads. */
 struct state {
-    uint64_t pushed[QUEUES], granted[QUEUES], in_flight[QUEUES], all, opened, largest;
+    uint64_t pushed[QUEUES], granted[QUEUES], in_flight[QUEUES], all, opened;
     int waiting;
 };
-
-static uint64_t credit_of(const struct state *s, const struct user_task *t)
-{
-    return own_credit_of(t) > s->largest ? own_credit_of(t) : s->largest;
-}
 
 static void subtract(struct state *s, int queue, uint64_t bytes)
 {
@@ -93,12 +100,10 @@ static struct state replay(void)
     for (const struct event *e = past.event; e < past.event + past.events; e++) {
         switch (e->kind) {
         case CREDIT:
-            s.largest = 0;
             break;
         case READY:
             if (!s.all && !s.waiting)
-                s.opened = s.largest = 0;
-            s.largest = e->bytes > s.largest ? e->bytes : s.largest;
+                s.opened = 0;
             s.waiting++;
             break;
         case DROPPED:
@@ -156,15 +161,16 @@ static struct user_task *model_next(struct user_task *tasks, int count, bool *sh
         else if (!best || tly_before(t->task.order, best->task.order))
             best = t;
     }
+    uint64_t credit = largest_credit();
     if (best && !s.opened) {
-        s.opened = credit_of(&s, best) / 4;
-        happened(CHOSEN, 0, NULL, credit_of(&s, best));
+        s.opened = credit / 4;
+        happened(CHOSEN, 0, NULL, credit);
     }
     if (!best || !s.all)
         return best;
-    if (!best->task.eager && s.opened < credit_of(&s, best) && s.all >= s.opened)
+    if (!best->task.eager && s.opened < credit && s.all >= s.opened)
         return NULL;
-    return s.all + best->task.charge <= credit_of(&s, best) ? best : NULL;
+    return s.all + best->task.charge <= credit ? best : NULL;
 }
 
 /* --- the core ------------------------------------------------------------------------------------ */
@@ -249,7 +255,7 @@ static void draw_tasks(struct user_task *tasks)
         t->task.order = (struct tly_rank_order){(int32_t)below(4) - 2, (uint64_t)i};
         t->task.bytes = below(4) ? 1 + below(8 * KB) : 256;
         t->task.charge = below(4) ? t->task.bytes : 256;
-        t->task.credit = t->credit = below(3) ? 0 : 1 + below(32 * KB);
+        t->task.credit = below(3) ? 0 : 1 + below(32 * KB);
         t->task.eager = !below(4);
         t->brief = !below(8);
         t->task.start = start;
@@ -443,27 +449,33 @@ static void test_a_small_task_in_flight_does_not_hold_back_what_is_open(void **s
     end();
 }
 
-/* A more urgent task with less credit of its own need not wait until so little is in flight; in the next burst it does. */
-static void test_the_largest_credit_of_a_burst_is_all_tasks(void **state)
+/* Tasks with less credit of their own need not wait until so little is in flight, while one with more waits. */
+static void test_all_tasks_have_the_largest_credit_of_those_that_wait(void **state)
 {
-    struct user_task t[6];
+    enum { LARGE = 6, ALL = 12 };
+    struct user_task t[ALL];
     begin(2 * KB);
     tly_sched_open(&queue[0], UINT64_MAX);
-    for (int i = 0; i < 6; i++) {
-        t[i] = task_of(0, i / 4, (uint64_t)i, KB);
+    for (int i = 0; i < ALL; i++) {
+        t[i] = task_of(0, i / LARGE, (uint64_t)i, KB);
         t[i].task.eager = true;
-        t[i].task.credit = i < 4 ? 4 * KB : 0;
-        make_ready(&t[i]);
-        assert_started(i < 4 ? i + 1 : 4, &t[i < 4 ? i : 3]);
+        t[i].task.credit = i < LARGE ? 4 * KB : 0;
     }
+    for (int i = 0; i < LARGE; i++)
+        make_ready(&t[i]);
+    assert_started(4, &t[3]);
+    for (int i = LARGE; i < LARGE + 3; i++)
+        make_ready(&t[i]); /* they are more urgent */
+    tly_sched_finish(&queue[0], 3 * KB);
+    assert_started(7, &t[LARGE + 2]);
     tly_sched_finish(&queue[0], 2 * KB);
-    assert_started(6, &t[5]);
-    tly_sched_finish(&queue[0], 4 * KB);
-    for (int i = 3; i < 6; i++) {
-        t[i].task.credit = 0;
+    assert_started(9, &t[5]);
+    for (int i = LARGE + 3; i < ALL; i++)
         make_ready(&t[i]);
-    }
-    assert_started(8, &t[5]);
+    tly_sched_finish(&queue[0], 2 * KB);
+    assert_started(9, &t[5]); /* their own 2 KB are in flight */
+    tly_sched_finish(&queue[0], KB);
+    assert_started(10, &t[LARGE + 3]);
     end();
 }
 
@@ -529,7 +541,7 @@ int main(void)
         cmocka_unit_test(test_against_the_model),
         cmocka_unit_test(test_the_papers_example),
         cmocka_unit_test(test_the_credit_opens),
-        cmocka_unit_test(test_the_largest_credit_of_a_burst_is_all_tasks),
+        cmocka_unit_test(test_all_tasks_have_the_largest_credit_of_those_that_wait),
         cmocka_unit_test(test_the_credit_opens_though_nothing_is_in_flight_for_a_moment),
         cmocka_unit_test(test_a_small_task_in_flight_does_not_hold_back_what_is_open),
         cmocka_unit_test(test_the_credit_opens_anew_after_a_pause),
