@@ -62,8 +62,9 @@ _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
  * for each of its operations: `next` is not 0 once its buffers are not lent any more, `done` counts results in them.  What
  * goes through windows: window.h. */
 struct tly_work {
-    _Alignas(64) _Atomic uint64_t next; /* the next chunk to be taken */
-    _Atomic uint64_t done;              /* chunks that are done; release, pairs with acquire in readers */
+    _Alignas(64) _Atomic uint64_t
+        next;              /* the next chunk to be taken; UINT32_MAX: its rank has given the round up */
+    _Atomic uint64_t done; /* chunks that are done; release, pairs with acquire in readers */
     _Atomic uint64_t
         window; /* its place in the segment; of a group's sum in the pool: generation, chunks that are there */
     /* Of a team: what its rank's post does not say, for one that stands in.  The post publishes it. */
@@ -94,8 +95,7 @@ struct tly_control {
     _Atomic uint32_t stuck;   /* its ring is full: tell it when you have read */
     _Atomic uint32_t failed;  /* its private memory must not be touched any more */
     _Atomic uint32_t writing; /* 1 + the rank into whose private memory it is just writing */
-    _Atomic uint32_t
-        working; /* the round of which it is just doing a chunk (tly_work_name); in a team some name of the round */
+    _Atomic uint32_t working; /* name of the round of which it does a chunk now (tly_work_name); 0: none */
     _Alignas(64) _Atomic uint32_t bell;       /* futex; anybody adds */
     _Atomic uint32_t state;                   /* of the start */
     uint64_t probe, probe_at;                 /* a number in private memory, for the others to try */
@@ -113,8 +113,9 @@ struct tly_control {
         _Alignas(
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */
     } read[TLY_LOCAL_RANKS];
-    struct tly_work work
-        [TLY_WORKS]; /* used: of a reduction in the pool that of the round's first place, and each rank's `window`; else each rank's */
+    /* In the pool a round uses the entry of its first place for its chunks, and each rank's for `window` and the mark that the
+     * rank has given up.  Else each rank uses its own. */
+    struct tly_work work[TLY_WORKS];
     _Alignas(64) uint8_t ring[TLY_RING];
 };
 

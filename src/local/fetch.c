@@ -154,7 +154,7 @@ static bool fetch_take(struct tly_local *l, struct tly_local_round *r)
         return false;
     struct fetch_block b = fetch_block(r, r->copied);
     uint32_t rank = r->group->rank[b.place];
-    if (!fetch_take_from(l, r, &b) || tly_window_is_given_up(l, r, rank) || tly_work_is_given_up(l, r->group))
+    if (!fetch_take_from(l, r, &b) || tly_work_is_given_up(l, r->group) || tly_work_is_marked(l, r, rank))
         return false;
     fetch_pass(l, r, r->copied + 1);
     if (rank != l->me && fetch_is_windowed(r, b.place))
@@ -267,7 +267,7 @@ static bool fetch_is_finished(const struct tly_local_round *r)
 static bool fetch_give_up(struct tly_local *l, const struct tly_local_round *r)
 {
     if (r->posts[l->me].gen)
-        tly_window_give_up(l, r);
+        tly_work_mark(l, r);
     return true;
 }
 

@@ -148,13 +148,15 @@ static uint64_t pooled_end_of(const struct tly_local_round *r, const struct tly_
     return end;
 }
 
-/* Are all inputs of this chunk in the pool?  A rank that uses its entry for something else has ended the round. */
-static bool pooled_is_staged(const struct tly_local *l, const struct tly_local_round *r, uint32_t chunk)
+/* Has no rank given the round up, and are all inputs of this chunk in the pool?  A rank that uses its entry for something else
+ * has ended the round. */
+static bool pooled_is_open(const struct tly_local *l, const struct tly_local_round *r, uint32_t chunk)
 {
-    for (uint32_t i = 0; i < r->group->size && r->grouped; i++) {
+    for (uint32_t i = 0; i < r->group->size; i++) {
         uint32_t rank = r->group->rank[i];
         uint64_t v = atomic_load_explicit(&tly_work_entry(l, r, rank)->window, memory_order_acquire);
-        if ((uint32_t)(v >> 32) == r->posts[rank].gen && (uint32_t)v <= chunk)
+        if (tly_work_is_marked(l, r, rank) ||
+            (r->grouped && (uint32_t)(v >> 32) == r->posts[rank].gen && (uint32_t)v <= chunk))
             return false;
     }
     return true;
@@ -163,7 +165,7 @@ static bool pooled_is_staged(const struct tly_local *l, const struct tly_local_r
 static bool pooled_is_left(const struct tly_local *l, const struct tly_local_round *r, uint64_t next)
 {
     return (uint32_t)(next >> 32) == r->gen && (uint32_t)next < r->chunks &&
-           pooled_is_staged(l, r, (uint32_t)next);
+           pooled_is_open(l, r, (uint32_t)next);
 }
 
 static bool pooled_can_make(const struct tly_local *l, const struct tly_local_round *r)
@@ -229,8 +231,8 @@ static bool pooled_make(struct tly_local *l, struct tly_local_round *r)
     uint32_t chunk;
     if (!pooled_can_make(l, r))
         return false;
-    /* A rank that gives the round up takes all chunks, or sets `failed`, then looks at `working`. */
-    atomic_store(&l->own->working, tly_work_name(r, r->lead));
+    /* A rank that gives the round up marks its entry, or sets `failed`, then looks at `working`. */
+    atomic_store(&l->own->working, tly_work_name(r));
     bool ok = !tly_work_is_given_up(l, r->group) && pooled_take_chunk(l, r, &chunk);
     if (ok) {
         uint64_t from = (uint64_t)chunk * r->chunk_bytes, to = from + r->chunk_bytes;
@@ -288,16 +290,6 @@ static void pooled_finish(const struct tly_local *l, const struct tly_local_roun
         memcpy(r->op->output, (const uint8_t *)r->op->borrowed + own.begin, own.bytes);
 }
 
-static bool pooled_give_up(struct tly_local *l, const struct tly_local_round *r)
-{
-    if (!r->work)
-        return true;
-    uint64_t v = atomic_load(&r->work->next);
-    while ((uint32_t)(v >> 32) == r->gen && !atomic_compare_exchange_weak(&r->work->next, &v, v | UINT32_MAX))
-        ;
-    return tly_work_await_others(l, tly_work_name(r, r->lead));
-}
-
 const struct tly_way tly_way_pooled = {
     .name = "pooled",
     .suits = pooled_suits,
@@ -308,4 +300,4 @@ const struct tly_way tly_way_pooled = {
     .is_finished = pooled_is_finished,
     .needs_none = pooled_needs_none,
     .finish = pooled_finish,
-    .give_up = pooled_give_up};
+    .give_up = tly_work_give_up};

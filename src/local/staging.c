@@ -184,7 +184,7 @@ static bool staging_sum(struct tly_local *l, struct tly_local_round *r)
     if (!staging_can_sum(l, r))
         return false;
     /* A rank that gives the round up takes its blocks back, or sets `failed`, then looks at `working`. */
-    atomic_store(&l->own->working, tly_work_name(r, 0));
+    atomic_store(&l->own->working, tly_work_name(r));
     bool ok = !tly_work_is_given_up(l, r->group) && staging_can_sum(l, r) &&
               staging_sum_block(l, r, (uint32_t)staging_next_sum(l, r));
     atomic_store_explicit(&l->own->working, 0, memory_order_release);
@@ -259,14 +259,6 @@ static bool staging_step(struct tly_local *l, struct tly_local_round *r, const s
     return true;
 }
 
-static bool staging_give_up(struct tly_local *l, const struct tly_local_round *r)
-{
-    if (!r->posts[l->me].gen)
-        return true;
-    tly_window_give_up(l, r); /* others may have begun */
-    return tly_work_await_others(l, tly_work_name(r, 0));
-}
-
 const struct tly_way tly_way_staging = {
     .name = "staging",
     .suits = staging_suits,
@@ -276,5 +268,5 @@ const struct tly_way tly_way_staging = {
     .can_step = staging_can_step,
     .is_finished = staging_is_finished,
     .needs_none = staging_is_summed,
-    .give_up = staging_give_up,
+    .give_up = tly_work_give_up,
     .let_go = tly_window_let_go};

@@ -14,7 +14,7 @@
  *
  * An operation may end badly on one rank before the others hear of it.  So a rank that is about to touch another rank's buffers
  * sets `working`, then looks whether all buffers are still lent (team_enter).  A rank whose operation ends takes its buffers back,
- * then waits until no other rank works on this round (team_give_up). */
+ * then waits until no other rank works on this round (tly_work_give_up). */
 #include <errno.h>
 #include <string.h>
 
@@ -24,12 +24,6 @@
 #include "tally/tally.h"
 
 enum { BLOCK = 64 << 10 }; /* bytes summed at once: the inputs stay in the second cache */
-
-/* The round's name in `working`, the same on all ranks.  Two rounds may share a name; a rank then waits for both. */
-static uint32_t team_token(const struct tly_local_round *r)
-{
-    return (uint32_t)(r->id >> 32) | 1;
-}
 
 static bool team_suits(const struct tly_local *l, const struct tly_local_round *r, bool all)
 {
@@ -89,7 +83,7 @@ static void team_leave(struct tly_local *l)
 /* Are all ranks' buffers lent?  If so they stay lent until team_leave(). */
 static bool team_enter(struct tly_local *l, const struct tly_local_round *r)
 {
-    atomic_store(&l->own->working, team_token(r)); /* pairs with the looks in team_give_up() */
+    atomic_store(&l->own->working, tly_work_name(r)); /* pairs with tly_work_give_up() */
     for (uint32_t i = 0; i < r->group->size; i++)
         if (atomic_load(&tly_work_entry(l, r, r->group->rank[i])->next) !=
             (uint64_t)tly_local_post(r, i)->gen << 32) {
@@ -101,12 +95,6 @@ static bool team_enter(struct tly_local *l, const struct tly_local_round *r)
         return false;
     }
     return true;
-}
-
-static bool team_give_up(struct tly_local *l, const struct tly_local_round *r)
-{
-    atomic_store(&tly_work_entry(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
-    return tly_work_await_others(l, team_token(r));
 }
 
 /* Where this process sees `place` of a rank's output.  NULL: in private memory, which only the kernel can write. */
@@ -354,4 +342,4 @@ const struct tly_way tly_way_team = {
     .can_step = team_can_step,
     .is_finished = tly_work_is_finished,
     .finish = team_finish,
-    .give_up = team_give_up};
+    .give_up = tly_work_give_up};

@@ -172,7 +172,7 @@ static uint32_t window_count_in(uint64_t value, uint32_t gen)
     return (uint32_t)(value >> 32) != gen ? UINT32_MAX : (uint32_t)value == UINT32_MAX ? 0 : (uint32_t)value;
 }
 
-/* acquire: the blocks are there; seq_cst: pairs with tly_window_give_up(). */
+/* acquire: the blocks are there; seq_cst: pairs with tly_work_mark(). */
 uint32_t tly_window_staged_by(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
 {
     return window_count_in(atomic_load(&tly_work_entry(l, r, rank)->next), r->posts[rank].gen);
@@ -194,17 +194,4 @@ void tly_window_say_done(const struct tly_local *l, const struct tly_local_round
 {
     atomic_store_explicit(&tly_work_entry(l, r, l->me)->done, (uint64_t)r->posts[l->me].gen << 32 | blocks,
                           memory_order_release);
-}
-
-void tly_window_give_up(const struct tly_local *l, const struct tly_local_round *r)
-{
-    atomic_store(&tly_work_entry(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
-    atomic_thread_fence(memory_order_seq_cst); /* the memory changes behind that */
-}
-
-bool tly_window_is_given_up(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
-{
-    atomic_thread_fence(memory_order_seq_cst); /* first it was read; pairs with tly_window_give_up() */
-    return atomic_load(&tly_work_entry(l, r, rank)->next) ==
-           ((uint64_t)r->posts[rank].gen << 32 | UINT32_MAX);
 }

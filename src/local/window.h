@@ -51,7 +51,7 @@ void tly_window_put(const struct tly_local *l, void *slot, const void *from, siz
 /* --- how far ranks are ---
  *
  * The rank's work entry says it, in blocks: `next` those that it has put in, `done` those that it is done with.  Only the
- * rank itself writes them.  A rank that has given the round up has put in none. */
+ * rank itself writes them.  A rank that has given the round up (tly_work_mark) has put in none. */
 
 /* UINT32_MAX: it uses its entry for something else, so it has ended the round, and well. */
 uint32_t tly_window_staged_by(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank);
@@ -59,9 +59,5 @@ uint32_t tly_window_done_by(const struct tly_local *l, const struct tly_local_ro
 /* Publish r->staged, or a number of blocks that this rank is done with. */
 void tly_window_say_staged(const struct tly_local *l, const struct tly_local_round *r);
 void tly_window_say_done(const struct tly_local *l, const struct tly_local_round *r, uint32_t blocks);
-/* This rank gives the round up: what is read of its memory from here on counts for nothing. */
-void tly_window_give_up(const struct tly_local *l, const struct tly_local_round *r);
-/* Has a rank done so?  Asked once its memory has been read. */
-bool tly_window_is_given_up(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank);
 
 #endif

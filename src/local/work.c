@@ -211,6 +211,26 @@ bool tly_work_await_others(struct tly_local *l, uint32_t at)
     return true;
 }
 
+void tly_work_mark(const struct tly_local *l, const struct tly_local_round *r)
+{
+    atomic_store(&tly_work_entry(l, r, l->me)->next, (uint64_t)r->posts[l->me].gen << 32 | UINT32_MAX);
+    atomic_thread_fence(memory_order_seq_cst); /* the memory changes behind that */
+}
+
+bool tly_work_is_marked(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank)
+{
+    return atomic_load(&tly_work_entry(l, r, rank)->next) ==
+           ((uint64_t)r->posts[rank].gen << 32 | UINT32_MAX);
+}
+
+bool tly_work_give_up(struct tly_local *l, const struct tly_local_round *r)
+{
+    if (!r->posts[l->me].gen)
+        return true; /* the post names no entry, so no rank works on the round */
+    tly_work_mark(l, r);
+    return tly_work_await_others(l, tly_work_name(r));
+}
+
 bool tly_work_lend(struct tly_local *l, struct tly_local_op *op, struct tly_post *own, bool writes)
 {
     return l->direct || tly_work_stage(l, op, own, writes, false);

@@ -60,16 +60,22 @@ bool tly_work_count(struct tly_local *l, const struct tly_local_round *r);
 /* Has all of it been counted? */
 bool tly_work_is_finished(const struct tly_local_round *r);
 
-/* The name in `working` of a round that has this rank's entry.  Entries of several ranks have the same numbers. */
-static inline uint32_t tly_work_name(const struct tly_local_round *r, uint32_t rank)
+/* The round's name in `working`, the same on all ranks.  Two rounds may share a name; a rank then waits for both. */
+static inline uint32_t tly_work_name(const struct tly_local_round *r)
 {
-    return rank << 16 | (r->posts[rank].work + 1u);
+    return (uint32_t)(r->id >> 32) | 1;
 }
-_Static_assert(TLY_WORKS < 1 << 16, "an entry's number has 16 bits");
 
 /* Wait until no neighbour works at what has this name.  A neighbour that is stopped there breaks the communicator, or this
  * rank's thread would wait for it and be taken for dead itself.  False: the job fails meanwhile. */
 bool tly_work_await_others(struct tly_local *l, uint32_t at);
+/* Mark the entry of our post: this rank gives the round up.  What is read of its memory from here on counts for nothing. */
+void tly_work_mark(const struct tly_local *l, const struct tly_local_round *r);
+/* Has a rank done so?  A way that has read the rank's memory asks behind a fence, as that in tly_work_is_given_up(). */
+bool tly_work_is_marked(const struct tly_local *l, const struct tly_local_round *r, uint32_t rank);
+/* A way's `give_up`, where other ranks write into this rank's memory: mark the entry, then wait.  A rank that is
+ * about to write sets `working`, then looks at the marks of all ranks.  So it does not matter which ranks have begun. */
+bool tly_work_give_up(struct tly_local *l, const struct tly_local_round *r);
 /* Copy from or to a rank's private memory, with the care that it takes.  False: it cannot be reached any more. */
 bool tly_work_read(struct tly_local *l, uint32_t rank, uint64_t from, void *to, size_t len);
 bool tly_work_write(struct tly_local *l, uint32_t rank, uint64_t to, const void *from, size_t len);
@@ -80,7 +86,7 @@ bool tly_work_is_given_up(const struct tly_local *l, const struct tly_local_grou
 
 /* --- pooled.c --- */
 
-/* Cut a large reduction into chunks. */
+/* Cut a large reduction or broadcast into chunks. */
 void tly_pooled_cut(struct tly_local_round *r);
 
 /* --- ferry.c --- */

@@ -66,19 +66,6 @@ static void test_nobody_there(void **state)
     separate(l);
 }
 
-/* Two rounds whose entries have the same number, but are of two ranks. */
-static void test_at_another_entry(void **state)
-{
-    struct tly_local_round *r = calloc(1, sizeof *r + 2 * sizeof *r->posts);
-    assert_non_null(r);
-    r->posts[0].work = r->posts[1].work = 9;
-    struct tly_local *l = pair(tly_work_name(r, 0));
-    assert_true(tly_work_await_others(l, tly_work_name(r, 1)));
-    assert_false(tly_work_await_others(l, tly_work_name(r, 0)));
-    separate(l);
-    free(r);
-}
-
 static void test_stopped_there(void **state)
 {
     struct tly_local *l = pair(PART);
@@ -255,7 +242,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nobody_there),
-        cmocka_unit_test(test_at_another_entry),
         cmocka_unit_test(test_stopped_there),
         cmocka_unit_test(test_failing_meanwhile),
         cmocka_unit_test(test_main_thread_ended),
