@@ -11,7 +11,7 @@ static inline bool tly_post_is_there(struct tly_neighbour *n, uint64_t at)
     return atomic_load_explicit(&tly_post_at(n->control, at)->there, memory_order_acquire);
 }
 
-/* Do the rank's input and output lie in the pool? */
+/* Do the rank's input and output each lie in the pool, or where no other rank reads or writes? */
 static inline bool tly_post_is_pooled(const struct tly_post *p)
 {
     return (~p->flags & (TLY_POST_POOL_IN | TLY_POST_POOL_OUT)) == 0;

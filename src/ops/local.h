@@ -1,8 +1,9 @@
 /* local.h - what ranks that share memory do with an operation there: a table of facts and functions for a call.
  *
- * Each rank posts its call, with its data or with the place where they lie.  Once all posts have met, the data are reduced
- * for all ranks, or each rank takes its own from the others' data.  src/local/ knows several ways to do that.  It reads this
- * table and never asks which operation it is.  The operation's rank.c defines the table (`local` in struct tly_call).
+ * Each rank posts its call, with its data or with the place where they lie.  Once all posts have met, the data are reduced,
+ * or the root's are spread to all ranks, or each rank takes its own from the others' data.  src/local/ knows several ways to do
+ * that.  It reads this table and never asks which operation it is.  The operation's rank.c defines the table (`local` in struct
+ * tly_call).
  *
  * The tables do not change while there is a communicator, so any thread reads them. */
 #ifndef TLY_OPS_LOCAL_H
