@@ -448,6 +448,33 @@ static int under_way(int rank, void *arg)
     return 0;
 }
 
+/* A rank that joins does its part of the broadcasts that it has submitted. */
+static int broadcasts_under_way(int rank, void *arg)
+{
+    enum { COUNT = 40000 };
+    tally_comm *c = open_comm();
+    int n = tally_comm_size(c);
+    void *pool;
+    CHECK(tally_alloc(c, COUNT * sizeof(float), &pool) == 0);
+    for (int round = 0; round < 30; round++) {
+        float *x = pool;
+        tally_op *op;
+        int root = round % n;
+        for (int i = 0; i < COUNT; i++)
+            x[i] = (float)(i + rank + round);
+        if (rank == round / 3 % n)
+            job_sleep_ms(round % 3);
+        CHECK(tally_broadcast(c, "b", x, COUNT, TALLY_FLOAT32, root, NULL, &op) == 0);
+        join_all(c);
+        ends(op, 0);
+        for (int i = 0; i < COUNT; i++)
+            CHECK(x[i] == (float)(i + root + round));
+    }
+    CHECK(tally_free(pool) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
 /* Ranks join as soon as they have something that others still work on. */
 static int at_once(int rank, void *arg)
 {
@@ -584,6 +611,8 @@ static void test_under_way(void **state)
 {
     run_everywhere(under_way);
     run_all(under_way, "aaaa", 0);
+    run_all(broadcasts_under_way, "aaaa", 0);
+    run_all(broadcasts_under_way, "aabb", 1);
 }
 
 static void test_at_once(void **state)

@@ -71,7 +71,10 @@ static void test_disagreement(void **state)
     job_clear(&j);
 }
 
-/* Sum until that fails; the sizes make it likely to be in the middle of something. */
+enum { MIXED, SPREAD_IN_POOL, MIXTURES };
+
+/* Sum and broadcast, or only broadcast in the pool, until that fails; the sizes make it likely to be in the middle of
+ * something.  Then no other rank writes into this one's memory. */
 static int until_failure(int rank, void *arg)
 {
     struct board *b = arg;
@@ -83,10 +86,12 @@ static int until_failure(int rank, void *arg)
     CHECK(tally_alloc(c, COUNT * sizeof(float), &pool) == 0);
     int err = 0;
     for (int i = 0; !err; i++) {
-        float *x = i % 2 ? pool : mine;
-        size_t count = i % 3 ? COUNT : 10;
-        err = i % 5 == 4 ? tally_broadcast(c, "b", x, count, TALLY_FLOAT32, i / 5 % 3, NULL, &op)
-                         : tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_AVERAGE, NULL, &op);
+        bool spread = b->run == SPREAD_IN_POOL;
+        float *x = spread || i % 2 ? pool : mine;
+        size_t count = spread || i % 3 ? COUNT : 10;
+        err = spread || i % 5 == 4
+                  ? tally_broadcast(c, "b", x, count, TALLY_FLOAT32, i / 5 % 3, NULL, &op)
+                  : tally_push_pull(c, "w", x, x, count, TALLY_FLOAT32, TALLY_AVERAGE, NULL, &op);
         if (!err) {
             err = tally_op_wait(op, -1);
             tally_op_free(op);
@@ -95,9 +100,13 @@ static int until_failure(int rank, void *arg)
     }
     CHECK(err == -ECONNRESET);
     CHECK_HOLDS(tally_error(), "rank 1 on");
-    memset(mine, 0, COUNT * sizeof *mine); /* ours again */
+    for (int i = 0; i < COUNT; i++)
+        mine[i] = ((float *)pool)[i] = (float)(i + rank); /* ours again */
+    job_sleep_ms(20);
+    CHECK(memcmp(mine, pool, COUNT * sizeof *mine) == 0);
     CHECK(tally_comm_close(c) == 0);
-    CHECK(((float *)pool)[0] == ((float *)pool)[0] || 1); /* still there */
+    for (int i = 0; i < COUNT; i++)
+        CHECK(mine[i] == (float)(i + rank) && ((float *)pool)[i] == mine[i]);
     CHECK(tally_free(pool) == 0);
     free(mine);
     return 0;
@@ -105,10 +114,11 @@ static int until_failure(int rank, void *arg)
 
 static void test_rank_killed(void **state)
 {
-    for (int i = 0; i < (UNDER_SANITIZER ? 2 : 6); i++) {
+    for (int i = 0; i < (UNDER_SANITIZER ? 2 : 6) * MIXTURES; i++) {
         struct board *b = new_board();
+        b->run = i % MIXTURES;
         struct job j = {.ranks = 3, .machine = together, .main = until_failure, .arg = b};
-        job_kill_rank(&j, 1, &b->stage, 10 + 7 * i);
+        job_kill_rank(&j, 1, &b->stage, 10 + 7 * (i / MIXTURES));
     }
 }
 
@@ -117,6 +127,7 @@ static void test_rank_stopped(void **state)
 {
     for (int i = 0; i < (UNDER_SANITIZER ? 2 : 4); i++) {
         struct board *b = new_board();
+        b->run = i % MIXTURES;
         struct job j = {.ranks = 3,
                         .machine = together,
                         .main = until_failure,
@@ -422,7 +433,7 @@ static void test_late(void **state)
 
 /* --- a rank that runs wild ------------------------------------------------------------------------ */
 
-enum { OUTSIDE, LONGER, NOT_HERE, NO_ENTRY, GATHERED, UNEVEN, WINDOW, ROOTS_WINDOW, WAYS };
+enum { OUTSIDE, OUTSIDE_SPREAD, LONGER, NOT_HERE, NO_ENTRY, GATHERED, UNEVEN, WINDOW, ROOTS_WINDOW, WAYS };
 
 /* The segments that this process has mapped: its own one and the other rank's. */
 static void find_segments(struct tly_control **mine, struct tly_control **other)
@@ -464,7 +475,11 @@ static int run_wild(int rank, void *arg)
         size_t count = b->run == NOT_HERE ? 100 : sizeof x / sizeof *x;
         if (b->run == LONGER || b->run == ROOTS_WINDOW)
             CHECK(tally_broadcast(c, "t", x, count, TALLY_FLOAT32, 0, NULL, &op) == 0);
-        else if (b->run == GATHERED)
+        else if (b->run == OUTSIDE_SPREAD) {
+            void *pool;
+            CHECK(tally_alloc(c, sizeof x, &pool) == 0);
+            CHECK(tally_broadcast(c, "t", pool, count, TALLY_FLOAT32, 1, NULL, &op) == 0);
+        } else if (b->run == GATHERED)
             CHECK(tally_allgather(c, "t", x, 2, TALLY_FLOAT32, NULL, &op) == 0);
         else if (b->run == UNEVEN)
             CHECK(tally_allgather_into(c, "t", x + count / 2, x, count / 2, TALLY_FLOAT32, NULL, &op) == 0);
@@ -488,11 +503,13 @@ static int run_wild(int rank, void *arg)
     memcpy(&p, first_post(other), sizeof p);
     p.work = b->run == NO_ENTRY ? 0xffff : 7;
     p.gen = 1;
-    p.flags = b->run == OUTSIDE  ? TLY_POST_POOL_IN | TLY_POST_POOL_OUT
-              : b->run == LONGER ? TLY_POST_POOL_IN
-                                 : 0;
-    if (b->run == OUTSIDE)
+    p.flags = b->run <= OUTSIDE_SPREAD ? TLY_POST_POOL_IN | TLY_POST_POOL_OUT
+              : b->run == LONGER       ? TLY_POST_POOL_IN
+                                       : 0;
+    if (b->run <= OUTSIDE_SPREAD)
         p.input = p.output = 0x7000000000000;
+    if (b->run == OUTSIDE_SPREAD)
+        p.bytes = 0;
     if (b->run == LONGER)
         p.input = sizeof *mine, p.bytes = 64 << 20;
     if (b->run == GATHERED)

@@ -280,6 +280,41 @@ static void test_long_tensors(void **state)
         run_with(&layouts[i], long_ones, NULL);
 }
 
+/* Broadcasts of three ranks whose tensors all lie in the pool, or only some. */
+static int broadcasts(int rank, void *arg)
+{
+    enum { LONG = 300001 };
+    static float own[LONG];
+    void *pool;
+    tally_comm *c = job_open();
+    int three[3];
+    three_of(c, three);
+    bool in = rank == three[0] || rank == three[1] || rank == three[2];
+    tally_group *g = in ? make_group(c, "three", three, 3) : NULL;
+    CHECK(tally_alloc(c, sizeof own, &pool) == 0);
+    for (int i = 0; i < 12 && in; i++) {
+        struct tally_options o = job_in(g);
+        tally_op *op;
+        int count = i % 2 ? LONG : TLY_EAGER, root = i % 3;
+        float *x = i % 4 < 2 || rank != three[i / 4] ? pool : own;
+        for (int at = 0; at < count; at++)
+            x[at] = (float)(at % 1000 + rank + i);
+        CHECK(tally_broadcast(c, "b", x, (size_t)count, TALLY_FLOAT32, root, &o, &op) == 0);
+        expect_shared(op);
+        for (int at = 0; at < count; at++)
+            CHECK(x[at] == (float)(at % 1000 + three[root] + i));
+    }
+    CHECK(tally_free(pool) == 0);
+    job_leave(c);
+    return 0;
+}
+
+static void test_broadcasts(void **state)
+{
+    for (int i = 0; i < LAYOUTS; i++)
+        run_with(&layouts[i], broadcasts, NULL);
+}
+
 /* --- how calls come to shared memory ------------------------------------------------------------------ */
 
 /* The first goes through the services, and maybe what follows before all have posted it.  TALLY_LOCAL=off: all. */
@@ -608,6 +643,7 @@ int main(void)
         cmocka_unit_test(test_others_do_something_else),
         cmocka_unit_test(test_a_call_reads_no_long_tensor),
         cmocka_unit_test(test_long_tensors),
+        cmocka_unit_test(test_broadcasts),
         cmocka_unit_test(test_the_first_goes_through_services),
         cmocka_unit_test(test_disagreement),
         cmocka_unit_test(test_cancel),
