@@ -78,7 +78,15 @@ struct tally_options {
     const char *note;     /* text that must be equal on all ranks, as the shape must; NULL: none */
     uint32_t partial;     /* nonzero, for an allgather: ranks that have joined contribute nothing */
     uint32_t unused;      /* never read: padding in earlier headers */
+    uint64_t place;       /* enum tally_place: where input and output are; default the host's memory */
+    void *stream;         /* TALLY_PLACE_CUDA: a CUstream; the input is ready after its work so far */
 };
+
+/* Where a tensor is.  TALLY_PLACE_CUDA, for tally_push_pull() alone: input and output are in one GPU's memory, and are the
+ * operation's until it ends.  Then the result is there, for every stream.  The operation copies through pinned memory, of which
+ * a rank uses TALLY_DEVICE_MEMORY.  It takes memory for the whole tensor at once, so large tensors go in pieces.  -EINVAL: the
+ * memory is not on one GPU, is managed, or the stream is being captured; -ENOTSUP: there is no driver. */
+enum tally_place { TALLY_PLACE_HOST = 0, TALLY_PLACE_CUDA = 1 };
 
 /* The first ordered name space.  In it and above, calls without a name share one count over all kinds.  If the n-th
  * calls of two ranks differ in kind, both fail with an error that says so.  Below, each kind has a count of its own, so

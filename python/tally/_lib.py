@@ -39,6 +39,8 @@ class Options(Structure):
         ("note", c_char_p),
         ("partial", c_uint32),
         ("unused", c_uint32),
+        ("place", c_uint64),
+        ("stream", c_void_p),
     ]
 
 

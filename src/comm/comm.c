@@ -343,6 +343,7 @@ static void comm_destroy(tally_comm *c, int64_t deadline)
     tly_joining_finish(c);
     tly_group_finish(c);
     tly_team_finish(c);
+    tly_stager_finish(c);
     tly_op_finish_all(c);
     tly_names_finish(&c->names);
     tly_inbox_finish(&c->inbox);

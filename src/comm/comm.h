@@ -23,6 +23,7 @@
  *   epoch/epoch.c, op/rounds.c              which service sums what; what a joined rank had submitted
  *   epoch/traffic.c, epoch/pace.c           figures for the coordinator and for users
  *   path/stages.c, path/chain.c             which stage is where; parts go from stage to stage
+ *   path/stager.c                           the stage of a GPU's tensors
  *   path/queue.c, path/net.c                parts wait for their turn; the last stage
  *   path/blocks.c                           memory for sums that lie in no output
  *   path/local.c, path/team.c               operations in shared memory; the stage of a machine's ranks
@@ -63,6 +64,7 @@
 #include "comm/path/chain.h"
 #include "comm/path/engine.h"
 #include "comm/path/keep.h"
+#include "comm/path/stager.h"
 #include "comm/path/team.h"
 #include "comm/state.h"
 #include "membership/coordinator.h"
@@ -115,6 +117,7 @@ struct tally_comm {
     /* owner: the loop */
     struct tly_epochs epochs;
     struct tly_keeps keeps;
+    struct tly_stagers stagers;
     struct tly_active active;
     struct tly_sched sched; /* parts, by priority, within credit and windows; in charge bytes */
     struct tly_leaving leaving;

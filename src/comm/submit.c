@@ -27,6 +27,7 @@
 #include "comm/path/engine.h"
 #include "comm/path/peer.h"
 #include "comm/path/queue.h"
+#include "comm/path/stager.h"
 #include "comm/submit.h"
 #include "local/local.h"
 #include "ops/call.h"
@@ -85,6 +86,12 @@ static int submit_check_request(const tally_comm *c, const struct tly_request *r
                         (unsigned long long)r->count, c->part_least);
     if (!o)
         return 0;
+    if (o->place > TALLY_PLACE_CUDA)
+        return tly_fail(EINVAL, "%llu is no place: pass TALLY_PLACE_HOST or TALLY_PLACE_CUDA",
+                        (unsigned long long)o->place);
+    if (o->place && !call->placed)
+        return tly_fail(EINVAL, "%s takes memory of the host: copy the tensor, or use tally_push_pull",
+                        call->function);
     if (o->queued && !out)
         return tly_fail(EINVAL, "a queued operation needs a handle: pass a place for it");
     if (o->ndim > 64)
@@ -289,8 +296,11 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
     struct tally_op *op = submit_make_op(c, r, o);
     if (!op)
         return tly_fail(ENOMEM, "out of memory");
+    if (o && o->place && !r->reason)
+        err = tly_stager_take(op, o->stream);
     tly_names_lock(&c->names);
-    err = submit_name_op(c, r, op);
+    if (!err)
+        err = submit_name_op(c, r, op);
     uint64_t bytes = op->bytes;
     bool local = tly_sharing_is_direct(&op->shared);
     if (!err)
@@ -301,6 +311,7 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
     }
     tly_names_unlock(&c->names);
     if (err) {
+        tly_stager_leave(op);
         tly_handle_leave_one(&op->handle);
         tly_op_unref(op);
         return err;

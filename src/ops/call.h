@@ -32,6 +32,7 @@ struct tly_call {
     const char *root;
     bool reduces; /* its result is a reduction */
     bool shaped;  /* ranks compare the caller's shape */
+    bool placed;  /* its tensor may be on a GPU (tally_options.place) */
     bool pieces;  /* part 0 is the ranks' roll call, and each other part is of one rank's piece */
     bool paired;  /* pieces between two ranks, whose lengths only these know */
     bool message; /* between two ranks, and outside the order of collectives */

@@ -54,6 +54,7 @@ OWNERS = {
     "tly_sharing": "engine local team",
     "tly_spec": "spec",
     "tly_spec_before": "spec",
+    "tly_stagers": "stager",
     "tly_teams": "team",
     "tly_wait": "op",
     "tly_own_traffic": "traffic",

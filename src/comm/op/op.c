@@ -34,6 +34,7 @@
 #include "comm/path/parts.h"
 #include "comm/path/peer.h"
 #include "comm/path/queue.h"
+#include "comm/path/stager.h"
 #include "membership/member.h"
 #include "plan/cut.h"
 #include "plan/plan.h"
@@ -86,6 +87,7 @@ static void op_complete(tally_comm *c, struct tally_op *op, bool failed)
     tly_list_remove(&op->node);
     tly_pace_leaves(c, op);
     tly_chain_withdraw(c, op, !failed);
+    tly_stager_leave(op);
     tly_op_forget_tensor(c, op->tensor, op->mark);
     op->tensor = NULL;
     tly_active_ended(&c->active, op->bytes);

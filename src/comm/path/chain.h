@@ -68,6 +68,11 @@ static inline void **tly_chain_own(struct tly_chain *ch, enum tly_stage_place pl
     return &ch->own[place > STAGE_TEAM];
 }
 
+static inline bool tly_chain_has_own(const struct tly_chain *ch, enum tly_stage_place place)
+{
+    return ch->own[place > STAGE_TEAM] != NULL;
+}
+
 /* Does the loop know that the stage at this place is over with the operation? */
 static inline bool tly_chain_has_ended(const struct tly_chain *ch, enum tly_stage_place place)
 {

@@ -99,8 +99,8 @@ static inline const struct tly_stage *tly_stage_at(int place)
 }
 /* Is there any before it? */
 bool tly_stage_follows(int place);
-/* Put a stage at a free place, before any communicator is opened.  -EEXIST. */
-int tly_stage_register(enum tly_stage_place place, const struct tly_stage *s);
+/* Put a stage at a place, in the stead of the one there, before any communicator is opened. */
+void tly_stage_register(enum tly_stage_place place, const struct tly_stage *s);
 
 /* chain.c, for stages, from any thread */
 /* Done with the part, in the direction in which it came. */
@@ -112,6 +112,6 @@ void tly_stage_over(struct tally_op *op, enum tly_stage_place place);
 /* The stage cannot go on with the operation.  It ends with this, unless its home says more within a while. */
 void tly_stage_lost(struct tally_op *op, int err, const char *sentence);
 
-extern const struct tly_stage tly_stage_engine, tly_stage_team, tly_stage_net;
+extern const struct tly_stage tly_stage_device, tly_stage_engine, tly_stage_team, tly_stage_net;
 
 #endif

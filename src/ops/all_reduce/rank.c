@@ -43,6 +43,7 @@ const struct tly_call tly_call_push_pull = {
     .collective = "all_reduce",
     .reduces = true,
     .shaped = true,
+    .placed = true,
     .moves = true};
 
 /* --- of ranges ------------------------------------------------------------------------------------ */

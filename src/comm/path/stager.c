@@ -1,0 +1,499 @@
+/* stager.c - the device stage: copies a GPU's tensors to memory of the host, for the stages behind it, and results back.
+ *
+ * A communicator has a stager for each GPU: memory that the GPU copies to and from (pinned), and two threads, which wait for
+ * copies and say that parts have passed.  All of an operation is staged in one piece of memory, input and result in the same
+ * place, as if the caller's tensor were there.
+ *
+ *   submission   notes the stream's work so far; another operation's copies need not wait for it
+ *   begin        waits for memory, then gives the GPU the copy of the whole input, in the order of operations
+ *   out          when it has been made, all parts that are here pass
+ *   landed       gives the GPU the copy of one part's result; when it has been made, the part passes
+ *   leave        the memory is the next operation's
+ *
+ * TALLY_DEVICE_MEMORY bounds the memory of a stager.  Ranks that begin operations in different orders would wait for each
+ * other's memory, so the bound gives way by one piece when nothing has moved for a second.
+ *
+ * Failures are those of a stage that vouches: all ranks hear of them.  If an operation ends while its input is being copied, the
+ * copy goes on, and its memory is kept until it has been made.  Nobody minds what the GPU reads then.
+ *
+ * `lock` of a stager guards it and its works; it is taken under the loop's lock, and the inbox's is taken under it. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/list.h"
+#include "base/thread.h"
+#include "comm/comm.h"
+#include "comm/op/op.h"
+#include "comm/op/part.h"
+#include "comm/path/chain.h"
+#include "comm/path/stage.h"
+#include "comm/path/stager.h"
+#include "device/device.h"
+
+enum { SMALLEST = 16, SIZES = 48 }; /* pieces have 2^16 bytes or more */
+#define PATIENCE (1000 * TLY_MS)
+
+/* A piece of pinned memory. */
+struct stager_piece {
+    struct stager_piece *next; /* of those of its size that are unused */
+    uint8_t *data;
+    int size; /* its logarithm */
+};
+
+/* A copy that the GPU has been given. */
+struct stager_flight {
+    struct tly_list node;
+    struct tly_mark *mark;
+    struct stager_work *work;   /* NULL: its operation has left */
+    struct tly_part *part;      /* whose result comes in; NULL: an input goes out */
+    struct stager_piece *piece; /* owned if the operation has left */
+};
+
+/* What an operation has. */
+struct stager_work {
+    struct tally_op *op;
+    int gpu;
+    struct tly_device *device;
+    struct tly_mark *ready;    /* after which the input is there */
+    struct tly_stager *stager; /* from `begin` on, as the rest */
+    struct stager_piece *piece;
+    struct tly_list node; /* while it waits for memory */
+    bool staged, stopped; /* the input is in the piece; no part may pass any more */
+    bool *here;           /* owned: of each part, whether it waits for that */
+    uint32_t landing;     /* results that the GPU has yet to copy */
+    int err;              /* positive: the input could not be copied */
+    char why[80];
+};
+
+struct tly_stager {
+    struct tly_stager *next;
+    struct tly_device *device;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct stager_piece *unused[SIZES];
+    uint64_t bytes, limit;   /* of all pieces */
+    uint32_t used;           /* pieces */
+    struct tly_list waiting; /* works, for memory */
+    int64_t moved;           /* when one last got some or gave some back */
+    bool stopping;
+    struct stager_end {
+        struct tly_stager *stager;
+        enum tly_lane lane;
+        struct tly_list flights; /* in the lane's order */
+        pthread_t thread;
+    } out, in;
+};
+
+static struct stager_work *stager_work_of(struct tally_op *op)
+{
+    return *tly_chain_own(&op->chain, STAGE_DEVICE);
+}
+
+/* --- memory ---------------------------------------------------------------------------------------------- */
+
+static void stager_free_piece(struct tly_stager *s, struct stager_piece *p)
+{
+    s->bytes -= 1ull << p->size;
+    tly_device_unregister(s->device, p->data);
+    munmap(p->data, 1ull << p->size);
+    free(p);
+}
+
+static int stager_make_piece(struct tly_stager *s, int size, struct stager_piece **out)
+{
+    const size_t bytes = (size_t)1 << size;
+    struct stager_piece *p = malloc(sizeof *p);
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int err = !p || data == MAP_FAILED ? tly_fail(ENOMEM, "no memory to stage a GPU's tensor")
+                                       : tly_device_register(s->device, data, bytes);
+    if (err) {
+        if (data != MAP_FAILED)
+            munmap(data, bytes);
+        free(p);
+        return err;
+    }
+    *p = (struct stager_piece){.data = data, .size = size};
+    s->bytes += bytes;
+    *out = p;
+    return 0;
+}
+
+/* Free unused pieces until there is room for so many bytes more. */
+static void stager_make_room(struct tly_stager *s, uint64_t bytes)
+{
+    for (int i = SMALLEST; i < SIZES; i++)
+        while (s->unused[i] && s->bytes + bytes > s->limit) {
+            struct stager_piece *p = s->unused[i];
+            s->unused[i] = p->next;
+            stager_free_piece(s, p);
+        }
+}
+
+/* beyond: even if that is too much.  -EAGAIN: wait for others to give some back. */
+static int stager_take_piece(struct tly_stager *s, uint64_t bytes, bool beyond, struct stager_piece **out)
+{
+    int size = SMALLEST, err = 0;
+    while (1ull << size < bytes)
+        size++;
+    struct stager_piece *p = s->unused[size];
+    if (p) {
+        s->unused[size] = p->next;
+    } else {
+        stager_make_room(s, 1ull << size);
+        if (s->used && !beyond && s->bytes + (1ull << size) > s->limit)
+            return -EAGAIN;
+        err = stager_make_piece(s, size, &p);
+    }
+    if (err)
+        return err == -ENOMEM && s->used ? -EAGAIN : err;
+    s->used++;
+    s->moved = tly_now();
+    *out = p;
+    return 0;
+}
+
+static void stager_give_piece(struct tly_stager *s, struct stager_piece *p)
+{
+    s->used--;
+    s->moved = tly_now();
+    if (s->bytes > s->limit) {
+        stager_free_piece(s, p);
+    } else {
+        p->next = s->unused[p->size];
+        s->unused[p->size] = p;
+    }
+}
+
+/* --- copies ---------------------------------------------------------------------------------------------- */
+
+/* The part's stages behind use staged memory, or hear of the failure. */
+static void stager_pass(struct stager_work *w, struct tly_part *p)
+{
+    if (w->err) {
+        tly_stage_failed(p, w->err, w->why);
+        return;
+    }
+    p->input = p->landing = w->piece->data + p->place;
+    tly_stage_passed(p);
+}
+
+static void stager_input_is_staged(struct stager_work *w, int err)
+{
+    w->staged = true;
+    if (err) {
+        w->err = -err;
+        snprintf(w->why, sizeof w->why, "%s", tly_error());
+    }
+    for (uint32_t i = 0; i < w->op->part_count && !w->stopped; i++)
+        if (w->here[i])
+            stager_pass(w, &w->op->parts[i]);
+}
+
+/* Copy in a lane; the flight is of this work. */
+static int stager_copy(struct stager_end *e, struct stager_work *w, struct tly_part *part, void *to,
+                       const void *from, uint64_t bytes)
+{
+    struct tly_stager *s = e->stager;
+    struct stager_flight *f = calloc(1, sizeof *f);
+    int err = f ? tly_device_copy(s->device, e->lane, to, from, bytes, &f->mark)
+                : tly_fail(ENOMEM, "no memory to stage a GPU's tensor");
+    if (err) {
+        free(f);
+        return err;
+    }
+    f->work = w;
+    f->part = part;
+    tly_list_append(&e->flights, &f->node);
+    pthread_cond_broadcast(&s->changed);
+    return 0;
+}
+
+/* Give the GPU the inputs for which there is memory. */
+static void stager_start(struct tly_stager *s, bool beyond)
+{
+    while (!tly_list_empty(&s->waiting)) {
+        struct stager_work *w = tly_list_entry(s->waiting.next, struct stager_work, node);
+        struct tally_op *op = w->op;
+        int err = stager_take_piece(s, op->bytes, beyond, &w->piece);
+        if (err == -EAGAIN)
+            return;
+        beyond = false;
+        tly_list_remove(&w->node);
+        if (!err)
+            err = tly_device_after(s->device, TLY_LANE_OUT, w->ready);
+        if (!err)
+            err = stager_copy(&s->out, w, NULL, w->piece->data, op->input, op->bytes);
+        if (err)
+            stager_input_is_staged(w, err);
+    }
+}
+
+/* The lane has carried it out, or err says why not. */
+static void stager_end_flight(struct tly_stager *s, struct stager_flight *f, int err)
+{
+    struct stager_work *w = f->work;
+    if (!w) {
+        stager_give_piece(s, f->piece);
+    } else if (!f->part) {
+        stager_input_is_staged(w, err);
+    } else {
+        w->landing--;
+        if (!w->stopped && err)
+            tly_stage_failed(f->part, -err, tly_error());
+        else if (!w->stopped)
+            tly_stage_passed(f->part);
+    }
+    tly_device_unmark(s->device, f->mark);
+    free(f);
+}
+
+/* Wait for the first flight, or for some change.  Has nothing moved for too long, while operations wait for memory? */
+static bool stager_wait(struct stager_end *e)
+{
+    struct tly_stager *s = e->stager;
+    if (e->lane == TLY_LANE_IN || tly_list_empty(&s->waiting)) {
+        pthread_cond_wait(&s->changed, &s->lock);
+        return false;
+    }
+    int64_t until = s->moved + PATIENCE;
+    struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    return pthread_cond_timedwait(&s->changed, &s->lock, &at) == ETIMEDOUT &&
+           tly_now() >= s->moved + PATIENCE;
+}
+
+static void *stager_main(void *arg)
+{
+    struct stager_end *e = arg;
+    struct tly_stager *s = e->stager;
+    pthread_mutex_lock(&s->lock);
+    while (!s->stopping || !tly_list_empty(&e->flights)) {
+        bool beyond = false;
+        if (tly_list_empty(&e->flights)) {
+            beyond = stager_wait(e);
+        } else {
+            struct stager_flight *f = tly_list_entry(e->flights.next, struct stager_flight, node);
+            pthread_mutex_unlock(&s->lock);
+            int err = tly_device_wait(s->device, f->mark);
+            pthread_mutex_lock(&s->lock);
+            tly_list_take(&e->flights); /* the same: a lane has one thread */
+            stager_end_flight(s, f, err);
+            pthread_cond_broadcast(&s->changed);
+        }
+        if (e->lane == TLY_LANE_OUT)
+            stager_start(s, beyond);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* --- stagers --------------------------------------------------------------------------------------------- */
+
+static void stager_destroy(struct tly_stager *s)
+{
+    struct stager_end *ends[] = {&s->out, &s->in};
+    pthread_mutex_lock(&s->lock);
+    s->stopping = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < 2; i++)
+        if (ends[i]->stager)
+            pthread_join(ends[i]->thread, NULL);
+    s->limit = 0;
+    stager_make_room(s, 0);
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    tly_device_close(s->device);
+    free(s);
+}
+
+static int stager_begin_end(struct tly_stager *s, struct stager_end *e, enum tly_lane lane, const char *name)
+{
+    e->lane = lane;
+    tly_list_init(&e->flights);
+    e->stager = s;
+    int err = tly_thread_start(&e->thread, name, stager_main, e);
+    if (err)
+        e->stager = NULL;
+    return err;
+}
+
+static struct tly_stager *stager_create(tally_comm *c, int gpu)
+{
+    struct tly_stager *s = calloc(1, sizeof *s);
+    pthread_condattr_t monotonic;
+    if (!s)
+        return NULL;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    tly_list_init(&s->waiting);
+    s->limit = c->params.device_memory;
+    if (tly_device_open(gpu, &s->device) || stager_begin_end(s, &s->out, TLY_LANE_OUT, "tally-gpu-out") ||
+        stager_begin_end(s, &s->in, TLY_LANE_IN, "tally-gpu-in")) {
+        stager_destroy(s);
+        return NULL;
+    }
+    s->next = c->stagers.first;
+    return c->stagers.first = s;
+}
+
+static struct tly_stager *stager_of(tally_comm *c, const struct stager_work *w)
+{
+    struct tly_stager *s = c->stagers.first;
+    while (s && s->device != w->device)
+        s = s->next;
+    return s ? s : stager_create(c, w->gpu);
+}
+
+void tly_stager_finish(tally_comm *c)
+{
+    for (struct tly_stager *s; (s = c->stagers.first);) {
+        c->stagers.first = s->next;
+        stager_destroy(s);
+    }
+}
+
+/* --- operations ------------------------------------------------------------------------------------------ */
+
+int tly_stager_take(struct tally_op *op, void *stream)
+{
+    int in, out, err = op->bytes ? tly_device_find(op->input, op->bytes, &in) : 0;
+    if (!err && op->bytes)
+        err = tly_device_find(op->output, op->bytes, &out);
+    if (err || !op->bytes)
+        return err;
+    if (in != out)
+        return tly_fail(EINVAL, "the input is on GPU %d, and the output on GPU %d", in, out);
+    struct stager_work *w = calloc(1, sizeof *w);
+    if (!w)
+        return tly_fail(ENOMEM, "out of memory");
+    tly_list_init(&w->node);
+    w->op = op;
+    w->gpu = in;
+    err = tly_device_open(in, &w->device);
+    if (!err)
+        err = tly_device_mark_stream(w->device, stream, &w->ready);
+    *tly_chain_own(&op->chain, STAGE_DEVICE) = w;
+    if (err)
+        tly_stager_leave(op);
+    return err;
+}
+
+/* The operation's memory is free, or belongs to the copy that still goes on. */
+static void stager_leave_memory(struct stager_work *w)
+{
+    struct tly_stager *s = w->stager;
+    bool flies = false;
+    pthread_mutex_lock(&s->lock);
+    tly_list_remove(&w->node);
+    for (struct tly_list *n = s->out.flights.next; n != &s->out.flights; n = n->next) {
+        struct stager_flight *f = tly_list_entry(n, struct stager_flight, node);
+        if (f->work == w) {
+            f->work = NULL;
+            f->piece = w->piece;
+            flies = true;
+        }
+    }
+    if (w->piece && !flies)
+        stager_give_piece(s, w->piece);
+    stager_start(s, false);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void tly_stager_leave(struct tally_op *op)
+{
+    if (!tly_chain_has_own(&op->chain, STAGE_DEVICE))
+        return;
+    struct stager_work *w = stager_work_of(op);
+    if (w->stager)
+        stager_leave_memory(w);
+    if (w->ready)
+        tly_device_unmark(w->device, w->ready);
+    tly_device_close(w->device);
+    free(w->here);
+    free(w);
+    *tly_chain_own(&op->chain, STAGE_DEVICE) = NULL;
+}
+
+/* --- the stage ------------------------------------------------------------------------------------------- */
+
+static bool stager_suits(const tally_comm *c, const struct tally_op *op)
+{
+    return tly_chain_has_own(&op->chain, STAGE_DEVICE);
+}
+
+static int stager_begin(tally_comm *c, struct tally_op *op)
+{
+    struct stager_work *w = stager_work_of(op);
+    struct tly_stager *s = stager_of(c, w);
+    w->here = calloc(op->part_count, sizeof *w->here);
+    if (!s || !w->here)
+        return tly_fail(ENOMEM, "no memory or thread to stage a GPU's tensor");
+    pthread_mutex_lock(&s->lock);
+    w->stager = s;
+    if (tly_list_empty(&s->waiting))
+        s->moved = tly_now();
+    tly_list_append(&s->waiting, &w->node);
+    stager_start(s, false);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    return 0;
+}
+
+static int stager_ready(tally_comm *c, struct tly_part *p)
+{
+    struct stager_work *w = stager_work_of(p->op);
+    pthread_mutex_lock(&w->stager->lock);
+    w->here[p->index] = true;
+    if (w->staged)
+        stager_pass(w, p);
+    pthread_mutex_unlock(&w->stager->lock);
+    return 0;
+}
+
+static bool stager_landed(tally_comm *c, struct tly_part *p)
+{
+    struct stager_work *w = stager_work_of(p->op);
+    struct tly_stager *s = w->stager;
+    if (w->err || !p->result_length)
+        return true;
+    pthread_mutex_lock(&s->lock);
+    int err =
+        stager_copy(&s->in, w, p, p->op->output + p->place, w->piece->data + p->place, p->result_length);
+    w->landing += !err;
+    if (err)
+        tly_stage_failed(p, -err, tly_error());
+    pthread_mutex_unlock(&s->lock);
+    return false;
+}
+
+static void stager_withdraw(tally_comm *c, struct tally_op *op, bool over)
+{
+    struct stager_work *w = stager_work_of(op);
+    if (!w->stager)
+        return;
+    pthread_mutex_lock(&w->stager->lock);
+    w->stopped = true;
+    tly_list_remove(&w->node);
+    while (w->landing)
+        pthread_cond_wait(&w->stager->changed, &w->stager->lock);
+    pthread_mutex_unlock(&w->stager->lock);
+}
+
+const struct tly_stage tly_stage_device = {
+    .does = "is copied between the GPU and the host",
+    .vouches = true,
+    .suits = stager_suits,
+    .begin = stager_begin,
+    .ready = stager_ready,
+    .landed = stager_landed,
+    .withdraw = stager_withdraw};

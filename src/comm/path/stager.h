@@ -1,0 +1,24 @@
+/* stager.h - operations whose tensor is in a GPU's memory: the stage between the GPU and the host (stager.c).
+ *
+ * Owner: the submitting thread until the operation is in the inbox, then the loop. */
+#ifndef TLY_COMM_STAGER_H
+#define TLY_COMM_STAGER_H
+
+#include "tally/tally.h"
+
+struct tally_op;
+struct tly_stager;
+
+/* Of a communicator.  Owner: stager.c. */
+struct tly_stagers {
+    struct tly_stager *first; /* owned: a list, one for each GPU with tensors */
+};
+
+/* At submission: the input is there after the work so far in this stream.  -EINVAL: the tensor is not on one GPU. */
+int tly_stager_take(struct tally_op *op, void *stream);
+/* The operation has ended, or has not been submitted: give back what it has, if it has anything. */
+void tly_stager_leave(struct tally_op *op);
+/* No operation is left: end the threads and free the memory. */
+void tly_stager_finish(tally_comm *c);
+
+#endif

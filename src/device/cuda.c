@@ -1,0 +1,428 @@
+/* cuda.c - device.h by CUDA's driver API.
+ *
+ * CALLS lists the driver's functions that are called, with the little of cuda.h that they need; NVIDIA keeps both.  The driver
+ * is opened once in a process and stays. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "device/device.h"
+
+/* --- the driver ------------------------------------------------------------------------------------------ */
+
+typedef void *cuda_object;               /* a context, stream or event */
+typedef unsigned long long cuda_address; /* CUdeviceptr */
+
+/* Of cuda.h. */
+enum {
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NO_DEVICE = 100,
+    INVALID_HANDLE = 400,
+    NOT_SUPPORTED = 801,
+    CAPTURE_FIRST = 900,
+    CAPTURE_LAST = 908,
+    STREAM_NON_BLOCKING = 1,
+    EVENT_BLOCKING = 1,
+    EVENT_NO_TIMING = 2,
+    REGISTER_PORTABLE = 1,
+};
+enum { POINTER_TYPE = 2, POINTER_MANAGED = 8, POINTER_DEVICE = 9, TYPE_DEVICE = 2 };
+
+/* F(name, the symbol of the version that is meant, arguments) */
+#define CALLS(F) \
+    F(cuInit, cuInit, (unsigned)) \
+    F(cuGetErrorName, cuGetErrorName, (int, const char **)) \
+    F(cuPointerGetAttributes, cuPointerGetAttributes, (unsigned, int *, void **, cuda_address)) \
+    F(cuDeviceGet, cuDeviceGet, (int *, int)) \
+    F(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (cuda_object *, int)) \
+    F(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (int)) \
+    F(cuCtxPushCurrent, cuCtxPushCurrent_v2, (cuda_object)) \
+    F(cuCtxPopCurrent, cuCtxPopCurrent_v2, (cuda_object *)) \
+    F(cuMemHostRegister, cuMemHostRegister_v2, (void *, size_t, unsigned)) \
+    F(cuMemHostUnregister, cuMemHostUnregister, (void *)) \
+    F(cuStreamCreate, cuStreamCreate, (cuda_object *, unsigned)) \
+    F(cuStreamDestroy, cuStreamDestroy_v2, (cuda_object)) \
+    F(cuStreamIsCapturing, cuStreamIsCapturing, (cuda_object, int *)) \
+    F(cuStreamSynchronize, cuStreamSynchronize, (cuda_object)) \
+    F(cuStreamWaitEvent, cuStreamWaitEvent, (cuda_object, cuda_object, unsigned)) \
+    F(cuMemcpyAsync, cuMemcpyAsync, (cuda_address, cuda_address, size_t, cuda_object)) \
+    F(cuEventCreate, cuEventCreate, (cuda_object *, unsigned)) \
+    F(cuEventDestroy, cuEventDestroy_v2, (cuda_object)) \
+    F(cuEventRecord, cuEventRecord, (cuda_object, cuda_object)) \
+    F(cuEventSynchronize, cuEventSynchronize, (cuda_object))
+
+#define CALL_FIELD(name, symbol, arguments) int(*name) arguments;
+#define CALL_ROW(name, symbol, arguments) {#symbol, offsetof(struct cuda_driver, name)},
+
+static struct cuda_driver {
+    CALLS(CALL_FIELD)
+} driver;
+
+static const struct {
+    const char *symbol;
+    size_t at;
+} calls[] = {CALLS(CALL_ROW)};
+
+static const char *driver_missing; /* why there is no driver, or NULL */
+
+static void cuda_load(void)
+{
+    static char why[256];
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        snprintf(why, sizeof why, "%s", dlerror());
+        driver_missing = why;
+        return;
+    }
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        void *found = dlsym(library, calls[i].symbol);
+        memcpy((char *)&driver + calls[i].at, &found, sizeof found);
+        if (!found) {
+            snprintf(why, sizeof why, "libcuda.so.1 has no %s: install a newer driver", calls[i].symbol);
+            driver_missing = why;
+            return;
+        }
+    }
+}
+
+/* --- devices ------------------------------------------------------------------------------------------- */
+
+struct tly_mark {
+    cuda_object event;
+    struct tly_mark *next; /* of those that are free */
+};
+
+struct tly_device {
+    struct tly_device *next; /* of those that are open; devices_lock, as the next */
+    int references;
+    int number;
+    int device; /* CUdevice */
+    cuda_object context, lane[TLY_LANES];
+    pthread_mutex_t lock; /* guards the rest, but for reads of `lost` */
+    struct tly_mark *free_marks;
+    char why[160];    /* the first failure after which nothing works any more */
+    atomic_bool lost; /* set (release) after that */
+};
+
+/* Does nothing in this process work on the GPU after this failure? */
+static bool cuda_is_fatal(int code)
+{
+    switch (code) {
+    case 4:   /* the driver is shutting down */
+    case 214: /* uncorrectable errors of memory, NVLink */
+    case 220:
+    case 226:
+    case 700: /* illegal address */
+    case 702: /* time-out of a kernel */
+    case 709: /* context destroyed */
+    case 710: /* assertion of a kernel */
+        return true;
+    default: /* what a kernel must not do, up to "launch failed" */
+        return (code >= 714 && code <= 719) || code == 721;
+    }
+}
+
+static int cuda_errno(int code)
+{
+    switch (code) {
+    case OUT_OF_MEMORY:
+        return ENOMEM;
+    case NO_DEVICE:
+    case NOT_SUPPORTED:
+        return ENOTSUP;
+    case INVALID_VALUE:
+    case INVALID_HANDLE:
+        return EINVAL;
+    default:
+        return code >= CAPTURE_FIRST && code <= CAPTURE_LAST ? EINVAL : EIO;
+    }
+}
+
+/* What a call has returned.  d: NULL before there is one. */
+static int cuda_check(struct tly_device *d, const char *call, int code)
+{
+    const char *name = NULL;
+    char gpu[24] = "CUDA", why[sizeof d->why];
+    if (!code)
+        return 0;
+    if (driver.cuGetErrorName(code, &name) || !name)
+        name = "unknown error";
+    if (d)
+        snprintf(gpu, sizeof gpu, "GPU %d", d->number);
+    bool fatal = d && cuda_is_fatal(code);
+    snprintf(why, sizeof why, "%s: %s failed: %s (%d)%s", gpu, call, name, code,
+             fatal ? "; this process cannot use the GPU any more" : "");
+    if (fatal) {
+        pthread_mutex_lock(&d->lock);
+        if (!d->lost) {
+            memcpy(d->why, why, sizeof why);
+            atomic_store_explicit(&d->lost, true, memory_order_release);
+        }
+        pthread_mutex_unlock(&d->lock);
+    }
+    return tly_fail(cuda_errno(code), "%s", why);
+}
+#define CALL(d, name, ...) cuda_check(d, #name, driver.name(__VA_ARGS__))
+
+static int cuda_enter(struct tly_device *d)
+{
+    if (atomic_load_explicit(&d->lost, memory_order_acquire))
+        return tly_fail(EIO, "%s", d->why);
+    return CALL(d, cuCtxPushCurrent, d->context);
+}
+
+/* Returns err. */
+static int cuda_leave(int err)
+{
+    cuda_object top;
+    driver.cuCtxPopCurrent(&top);
+    return err;
+}
+
+/* The result of `work`, done in the device's context. */
+#define WITHIN(d, work) \
+    ({ \
+        int within = cuda_enter(d); \
+        within ? within : cuda_leave(work); \
+    })
+
+static int cuda_start(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, cuda_load);
+    if (driver_missing)
+        return tly_fail(ENOTSUP, "there is no NVIDIA driver that Tally can use: %s", driver_missing);
+    return CALL(NULL, cuInit, 0);
+}
+
+static cuda_address cuda_address_of(const void *memory)
+{
+    return (cuda_address)(uintptr_t)memory;
+}
+
+/* One byte of memory. */
+static int cuda_find(const void *at, int *number)
+{
+    unsigned type = 0, managed = 0;
+    int on = -1, attributes[] = {POINTER_TYPE, POINTER_MANAGED, POINTER_DEVICE};
+    void *values[] = {&type, &managed, &on};
+    int err = CALL(NULL, cuPointerGetAttributes, 3, attributes, values, cuda_address_of(at));
+    if (err)
+        return err;
+    if (managed)
+        return tly_fail(EINVAL, "the memory at %p is managed by CUDA, which moves it; copy the tensor", at);
+    if (type != TYPE_DEVICE)
+        return tly_fail(EINVAL, "the memory at %p is not a GPU's: it is freed, or the host's", at);
+    *number = on;
+    return 0;
+}
+
+int tly_device_find(const void *memory, size_t bytes, int *number)
+{
+    int first, last, err = cuda_start();
+    if (!err)
+        err = cuda_find(memory, &first);
+    if (!err)
+        err = cuda_find((const char *)memory + (bytes ? bytes - 1 : 0), &last);
+    if (err)
+        return err;
+    if (first != last)
+        return tly_fail(EINVAL, "the memory at %p begins on GPU %d and ends on GPU %d", memory, first, last);
+    *number = first;
+    return 0;
+}
+
+/* Failures are ignored: after one that is fatal all calls fail. */
+static void cuda_destroy(struct tly_device *d)
+{
+    bool within = d->context && driver.cuCtxPushCurrent(d->context) == 0;
+    if (within)
+        for (int i = 0; i < TLY_LANES && d->lane[i]; i++) {
+            driver.cuStreamSynchronize(d->lane[i]);
+            driver.cuStreamDestroy(d->lane[i]);
+        }
+    for (struct tly_mark *m; (m = d->free_marks);) {
+        d->free_marks = m->next;
+        if (within)
+            driver.cuEventDestroy(m->event);
+        free(m);
+    }
+    if (within)
+        cuda_leave(0);
+    if (d->context)
+        driver.cuDevicePrimaryCtxRelease(d->device);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static int cuda_create(int number, struct tly_device **out)
+{
+    struct tly_device *d = calloc(1, sizeof *d);
+    if (!d)
+        return tly_fail(ENOMEM, "no memory for GPU %d", number);
+    d->number = number;
+    pthread_mutex_init(&d->lock, NULL);
+    int err = CALL(d, cuDeviceGet, &d->device, number);
+    if (!err)
+        err = CALL(d, cuDevicePrimaryCtxRetain, &d->context, d->device);
+    for (int i = 0; i < TLY_LANES && !err; i++)
+        err = WITHIN(d, CALL(d, cuStreamCreate, &d->lane[i], STREAM_NON_BLOCKING));
+    if (err)
+        cuda_destroy(d);
+    else
+        *out = d;
+    return err;
+}
+
+static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct tly_device *devices;
+
+int tly_device_open(int number, struct tly_device **out)
+{
+    struct tly_device *d;
+    int err = cuda_start();
+    if (err)
+        return err;
+    pthread_mutex_lock(&devices_lock);
+    for (d = devices; d && d->number != number; d = d->next)
+        ;
+    if (!d && !(err = cuda_create(number, &d))) {
+        d->next = devices;
+        devices = d;
+    }
+    if (!err) {
+        d->references++;
+        *out = d;
+    }
+    pthread_mutex_unlock(&devices_lock);
+    return err;
+}
+
+void tly_device_close(struct tly_device *d)
+{
+    struct tly_device **at = &devices;
+    if (!d)
+        return;
+    pthread_mutex_lock(&devices_lock);
+    if (--d->references == 0) {
+        while (*at != d)
+            at = &(*at)->next;
+        *at = d->next;
+        cuda_destroy(d);
+    }
+    pthread_mutex_unlock(&devices_lock);
+}
+
+/* --- memory -------------------------------------------------------------------------------------------- */
+
+int tly_device_register(struct tly_device *d, void *memory, size_t bytes)
+{
+    return WITHIN(d, CALL(d, cuMemHostRegister, memory, bytes, REGISTER_PORTABLE));
+}
+
+int tly_device_unregister(struct tly_device *d, void *memory)
+{
+    return WITHIN(d, CALL(d, cuMemHostUnregister, memory));
+}
+
+/* --- order --------------------------------------------------------------------------------------------- */
+
+/* In the device's context.  NULL, with *err. */
+static struct tly_mark *cuda_take_mark(struct tly_device *d, int *err)
+{
+    pthread_mutex_lock(&d->lock);
+    struct tly_mark *m = d->free_marks;
+    if (m)
+        d->free_marks = m->next;
+    pthread_mutex_unlock(&d->lock);
+    if (m)
+        return m;
+    m = calloc(1, sizeof *m);
+    *err = m ? CALL(d, cuEventCreate, &m->event, EVENT_BLOCKING | EVENT_NO_TIMING)
+             : tly_fail(ENOMEM, "GPU %d: no memory for an event", d->number);
+    if (!*err)
+        return m;
+    free(m);
+    return NULL;
+}
+
+void tly_device_unmark(struct tly_device *d, struct tly_mark *mark)
+{
+    if (!mark)
+        return;
+    pthread_mutex_lock(&d->lock);
+    mark->next = d->free_marks;
+    d->free_marks = mark;
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* A mark of the work so far in a stream. */
+static int cuda_mark(struct tly_device *d, cuda_object stream, struct tly_mark **out)
+{
+    int err = 0;
+    struct tly_mark *m = cuda_take_mark(d, &err);
+    if (!err)
+        err = CALL(d, cuEventRecord, m->event, stream);
+    if (err)
+        tly_device_unmark(d, m);
+    else
+        *out = m;
+    return err;
+}
+
+int tly_device_wait(struct tly_device *d, struct tly_mark *mark)
+{
+    return WITHIN(d, CALL(d, cuEventSynchronize, mark->event));
+}
+
+int tly_device_after(struct tly_device *d, enum tly_lane lane, struct tly_mark *mark)
+{
+    return WITHIN(d, CALL(d, cuStreamWaitEvent, d->lane[lane], mark->event, 0));
+}
+
+static int cuda_mark_stream(struct tly_device *d, cuda_object stream, struct tly_mark **out)
+{
+    int capturing = 0, err = CALL(d, cuStreamIsCapturing, stream, &capturing);
+    if (!err && capturing)
+        err = tly_fail(EINVAL, "GPU %d: the stream is being captured into a graph; communicate outside of it",
+                       d->number);
+    return err ? err : cuda_mark(d, stream, out);
+}
+
+int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark **out)
+{
+    return WITHIN(d, cuda_mark_stream(d, stream, out));
+}
+
+/* --- work ---------------------------------------------------------------------------------------------- */
+
+static int cuda_copy(struct tly_device *d, cuda_object stream, void *to, const void *from, size_t bytes,
+                     struct tly_mark **out)
+{
+    int err = 0;
+    struct tly_mark *m = cuda_take_mark(d, &err);
+    if (!err)
+        err = CALL(d, cuMemcpyAsync, cuda_address_of(to), cuda_address_of(from), bytes, stream);
+    if (!err && (err = CALL(d, cuEventRecord, m->event, stream)) != 0)
+        driver.cuStreamSynchronize(stream);
+    if (err)
+        tly_device_unmark(d, m);
+    else
+        *out = m;
+    return err;
+}
+
+int tly_device_copy(struct tly_device *d, enum tly_lane lane, void *to, const void *from, size_t bytes,
+                    struct tly_mark **out)
+{
+    return WITHIN(d, cuda_copy(d, d->lane[lane], to, from, bytes, out));
+}

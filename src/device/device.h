@@ -1,0 +1,60 @@
+/* device.h - memory of a GPU and copies, through CUDA's driver (libcuda.so.1).
+ *
+ * The driver is opened at run time, so building needs nothing of NVIDIA's.  A device works in the process's primary context,
+ * which PyTorch uses too; the calling thread's own context is as before when a call returns.
+ *
+ * Work goes into lanes, which are streams of Tally's own.  A lane's work runs in order, that of two lanes in any order.  Calls
+ * that give work return at once.  A mark stands for a lane's work so far.  Other lanes can wait for it on the GPU, and threads
+ * on the host.
+ *
+ * Failures: -errno, with a sentence that names the GPU and the driver's call.  After some failures (an illegal address, a
+ * lost GPU) nothing in this process works on the GPU any more: from then on all calls return -EIO with that first sentence.
+ *
+ * Threads: all calls may come from any thread, at the same time.  No call after a fork in the child. */
+#ifndef TLY_DEVICE_H
+#define TLY_DEVICE_H
+
+#include <stddef.h>
+
+struct tly_device;
+struct tly_mark;
+
+enum tly_lane { TLY_LANE_OUT, TLY_LANE_IN, TLY_LANES };
+
+/* --- devices ------------------------------------------------------------------------------------------- */
+
+/* The number of the GPU that holds these bytes.  -EINVAL: none does (the host's, or freed), several do, or the driver moves
+ * them (managed memory).  -ENOTSUP: there is no driver, or it is too old. */
+int tly_device_find(const void *memory, size_t bytes, int *number);
+
+/* A process has one of each GPU, which is closed as often as it was opened.  -ENOTSUP as above. */
+int tly_device_open(int number, struct tly_device **out);
+/* The last time waits for the work in its lanes.  What it has registered or marked must have been given
+ * back. */
+void tly_device_close(struct tly_device *d);
+
+/* --- memory -------------------------------------------------------------------------------------------- */
+
+/* Let GPUs copy from and to this memory of the host.  It begins and ends at a page.  -ENOMEM: it cannot be pinned. */
+int tly_device_register(struct tly_device *d, void *memory, size_t bytes);
+int tly_device_unregister(struct tly_device *d, void *memory);
+
+/* --- work ---------------------------------------------------------------------------------------------- */
+
+/* Copy between a GPU's memory and registered memory, or within either, and mark it.  Where this fails nothing is copied any
+ * more. */
+int tly_device_copy(struct tly_device *d, enum tly_lane lane, void *to, const void *from, size_t bytes,
+                    struct tly_mark **out);
+
+/* --- order --------------------------------------------------------------------------------------------- */
+
+/* The work so far in a stream of the application, a CUstream (NULL: the default stream).  -EINVAL: the stream is being captured
+ * into a graph. */
+int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark **out);
+/* Sleep until the marked work has ended.  -errno: it has failed. */
+int tly_device_wait(struct tly_device *d, struct tly_mark *mark);
+/* The lane waits for it. */
+int tly_device_after(struct tly_device *d, enum tly_lane lane, struct tly_mark *mark);
+void tly_device_unmark(struct tly_device *d, struct tly_mark *mark);
+
+#endif

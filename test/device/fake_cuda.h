@@ -1,0 +1,21 @@
+/* fake_cuda.h - what tests ask of fake_cuda.c, beside CUDA's own functions. */
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
+
+#include <stdint.h>
+
+/* Places from and to which bytes move: 0 is the host, 1 + i is GPU i. */
+enum { FAKE_PLACES = 65 };
+
+/* Where the bytes of an address are, for the test to read and write.  NULL: nowhere. */
+void *fake_cuda_data(const void *address);
+/* Bytes that copies have moved. */
+uint64_t fake_cuda_moved(int from, int to);
+/* How often the call that FAKE_CUDA lets fail has been made. */
+int fake_cuda_calls(void);
+/* What has not been given back: memory, streams, events, contexts. */
+int fake_cuda_left(void);
+/* Forget everything, and read FAKE_CUDA anew at the next cuInit. */
+void fake_cuda_reset(void);
+
+#endif

@@ -1,0 +1,396 @@
+/* jobs_test.c - jobs whose tensors are in the memory of GPUs that are not there (fake_cuda.c): the bits of tensors in the host's
+ * memory, whatever the order of copies and operations, and what fails fails on all ranks. */
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "test/device/fake_cuda.h"
+#include "test/service/job.h"
+
+#include <cmocka.h>
+
+/* CUDA's, for what an application does beside Tally. */
+int cuInit(unsigned flags);
+int cuMemAlloc_v2(unsigned long long *out, size_t bytes);
+int cuMemAllocManaged(unsigned long long *out, size_t bytes, unsigned flags);
+int cuMemFree_v2(unsigned long long at);
+int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
+int cuMemHostUnregister(void *at);
+int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t bytes, void *stream);
+int cuStreamCreate(void **out, unsigned flags);
+int cuStreamDestroy_v2(void *stream);
+int cuStreamSynchronize(void *stream);
+int cuStreamBeginCapture_v2(void *stream, int mode);
+int cuStreamEndCapture(void *stream, void **graph);
+int cuCtxPushCurrent_v2(void *context);
+int cuCtxPopCurrent_v2(void **out);
+int cuDevicePrimaryCtxRetain(void **out, int device);
+int cuDevicePrimaryCtxRelease_v2(int device);
+
+enum { PAGE = 4096, MOST = UNDER_SANITIZER ? 150000 : 300000, TENSORS = 6, STEPS = 3 };
+
+static const int pairs[] = {0, 0, 1, 1}, together[] = {0, 0, 0, 0};
+
+/* --- a rank's GPU ----------------------------------------------------------------------------------------- */
+
+struct gpu {
+    void *context, *stream;
+};
+
+static void open_gpu(struct gpu *g, const char *words)
+{
+    setenv("FAKE_CUDA", words, 1);
+    CHECK(cuInit(0) == 0 && cuDevicePrimaryCtxRetain(&g->context, 0) == 0);
+    CHECK(cuCtxPushCurrent_v2(g->context) == 0 && cuStreamCreate(&g->stream, 1) == 0);
+}
+
+static void close_gpu(struct gpu *g)
+{
+    CHECK(cuStreamDestroy_v2(g->stream) == 0 && cuCtxPopCurrent_v2(&g->context) == 0);
+    CHECK(cuDevicePrimaryCtxRelease_v2(0) == 0);
+    CHECK(fake_cuda_left() == 0);
+}
+
+/* A tensor on the GPU, whose numbers the application's stream brings there some time. */
+struct tensor {
+    uint8_t *device, *host;
+    size_t bytes, room;
+};
+
+static void make(struct tensor *t, size_t bytes)
+{
+    unsigned long long device;
+    t->bytes = bytes;
+    t->room = (bytes + PAGE) / PAGE * PAGE;
+    t->host = mmap(NULL, t->room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(t->host != MAP_FAILED && cuMemHostRegister_v2(t->host, t->room, 0) == 0);
+    CHECK(cuMemAlloc_v2(&device, t->room) == 0);
+    t->device = (uint8_t *)(uintptr_t)device;
+}
+
+static void unmake(struct tensor *t)
+{
+    CHECK(cuMemHostUnregister(t->host) == 0 && cuMemFree_v2((uintptr_t)t->device) == 0);
+    munmap(t->host, t->room);
+}
+
+static void upload(const struct gpu *g, const struct tensor *t)
+{
+    if (t->bytes)
+        CHECK(cuMemcpyAsync((uintptr_t)t->device, (uintptr_t)t->host, t->bytes, g->stream) == 0);
+}
+
+static struct tally_options on_gpu(const struct gpu *g)
+{
+    return (struct tally_options){.size = sizeof(struct tally_options),
+                                  .place = TALLY_PLACE_CUDA,
+                                  .stream = g->stream};
+}
+
+/* --- sums ------------------------------------------------------------------------------------------------- */
+
+struct plan {
+    int orders; /* ranks begin operations in different orders */
+};
+
+/* Tensors on the GPU and the same ones on the host: equal bits.  All are in flight at once. */
+static void take_step(tally_comm *c, const struct gpu *g, const struct plan *plan, int step, struct tensor *x)
+{
+    static const int dtypes[TENSORS] = {TALLY_FLOAT32, TALLY_FLOAT64,  TALLY_FLOAT16,
+                                        TALLY_INT32,   TALLY_BFLOAT16, TALLY_FLOAT32};
+    static const size_t counts[TENSORS] = {MOST, 70000, 1, 0, 30001, 17};
+    static uint8_t host[TENSORS][MOST * 4];
+    tally_op *op[TENSORS], *same;
+    int rank = tally_comm_rank(c);
+    for (int i = 0; i < TENSORS; i++) {
+        int t = (i + (plan->orders ? rank : 0)) % TENSORS;
+        struct tally_options o = on_gpu(g);
+        char name[16];
+        snprintf(name, sizeof name, "t%d", t);
+        o.postscale = step == 1 ? 0.7 : 0;
+        for (size_t at = 0; at < x[t].bytes; at++)
+            x[t].host[at] =
+                (uint8_t)(job_hash(&(uint64_t[]){at / 4 + 1000003u * (unsigned)(step + 7 * rank + t)}, 8) >>
+                          13);
+        memcpy(host[t], x[t].host, x[t].bytes);
+        upload(g, &x[t]);
+        CHECK(tally_push_pull(c, name, x[t].device, x[t].device, counts[t], (enum tally_dtype)dtypes[t],
+                              step == 2 ? TALLY_MAX : TALLY_SUM, &o, &op[t]) == 0);
+    }
+    for (int t = 0; t < TENSORS; t++) {
+        if (tally_op_wait(op[t], -1) != 0)
+            fprintf(stderr, "%s\n", tally_op_error(op[t]));
+        job_expect(op[t], 0);
+        char name[16];
+        struct tally_options o = {.size = sizeof o, .postscale = step == 1 ? 0.7 : 0};
+        snprintf(name, sizeof name, "host %d", t);
+        CHECK(tally_push_pull(c, name, host[t], host[t], counts[t], (enum tally_dtype)dtypes[t],
+                              step == 2 ? TALLY_MAX : TALLY_SUM, &o, &same) == 0);
+        job_expect(same, 0);
+        CHECK(memcmp(fake_cuda_data(x[t].device), host[t], x[t].bytes) == 0);
+    }
+}
+
+static int sums(int rank, void *arg)
+{
+    static const size_t bytes[TENSORS] = {MOST * 4, 70000 * 8, 2, 0, 30001 * 2, 17 * 4};
+    struct tensor x[TENSORS];
+    struct gpu g;
+    open_gpu(&g, "gpus=1");
+    tally_comm *c = job_open();
+    for (int t = 0; t < TENSORS; t++)
+        make(&x[t], bytes[t]);
+    for (int step = 0; step < STEPS; step++)
+        take_step(c, &g, arg, step, x);
+    job_barrier(c);
+    CHECK(tally_comm_close(c) == 0);
+    for (int t = 0; t < TENSORS; t++)
+        unmake(&x[t]);
+    close_gpu(&g);
+    return 0;
+}
+
+static void run_sums(int ranks, int tallyds, const int *machine, const char *memory, bool orders)
+{
+    struct plan plan = {.orders = orders};
+    struct job j = {.ranks = ranks,
+                    .tallyds = tallyds,
+                    .machine = machine,
+                    .main = sums,
+                    .arg = &plan,
+                    .settings = {"TALLY_PART_BYTES=64K", memory}};
+    job_run(&j);
+}
+
+static void machines_of_one_rank(void **state)
+{
+    run_sums(2, 0, NULL, NULL, false);
+    run_sums(3, 1, NULL, NULL, true);
+}
+
+static void machines_of_several_ranks(void **state)
+{
+    run_sums(4, 0, pairs, NULL, true);
+}
+
+static void one_machine(void **state)
+{
+    run_sums(4, 0, together, NULL, true);
+}
+
+/* Each rank would fill its memory with another tensor first. */
+static void little_memory_and_other_orders(void **state)
+{
+    run_sums(3, 0, NULL, "TALLY_DEVICE_MEMORY=64K", true);
+}
+
+/* --- bad input -------------------------------------------------------------------------------------------- */
+
+static int refuse(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x;
+    unsigned long long managed;
+    void *graph;
+    float host[4] = {1, 2, 3, 4};
+    tally_op *op;
+    open_gpu(&g, "gpus=1");
+    tally_comm *c = job_open();
+    make(&x, 16);
+    memset(x.host, 0, 16);
+    struct tally_options o = on_gpu(&g);
+    CHECK(tally_push_pull(c, "x", host, host, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
+    CHECK_HOLDS(tally_error(), "not a GPU's");
+    CHECK(tally_push_pull(c, "x", x.device, host, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
+    CHECK(cuMemAllocManaged(&managed, 64, 1) == 0);
+    CHECK(tally_push_pull(c, "x", (void *)(uintptr_t)managed, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o,
+                          &op) == -EINVAL);
+    CHECK_HOLDS(tally_error(), "managed");
+    CHECK(cuMemFree_v2(managed) == 0);
+    CHECK(tally_broadcast(c, "x", x.device, 4, TALLY_FLOAT32, 0, &o, &op) == -EINVAL);
+    CHECK_HOLDS(tally_error(), "tally_broadcast takes memory of the host");
+    CHECK(cuStreamBeginCapture_v2(g.stream, 0) == 0);
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
+    CHECK_HOLDS(tally_error(), "captured");
+    CHECK(cuStreamEndCapture(g.stream, &graph) == 0);
+    o.place = 2;
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
+    o.place = TALLY_PLACE_CUDA;
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_BAND, &o, &op) == -EINVAL);
+    /* the name is free, and what was refused has left nothing */
+    upload(&g, &x);
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+    job_expect(op, 0);
+    CHECK(tally_comm_close(c) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void bad_input_is_refused(void **state)
+{
+    struct job j = {.ranks = 2, .main = refuse};
+    job_run(&j);
+}
+
+/* --- failures --------------------------------------------------------------------------------------------- */
+
+struct fault {
+    const char *call;
+    int at, code;      /* the application makes the first calls */
+    atomic_int failed; /* operations, of all ranks */
+};
+
+/* A call of rank 1's driver fails, once or for good. */
+static int fail_in_driver(int rank, void *arg)
+{
+    struct fault *f = arg;
+    struct gpu g;
+    struct tensor x;
+    char words[80] = "gpus=1";
+    bool said = false;
+    if (rank == 1)
+        snprintf(words, sizeof words, "gpus=1 fail=%s:%d:%d", f->call, f->code, f->at);
+    open_gpu(&g, words);
+    tally_comm *c = job_open();
+    make(&x, 100000);
+    for (int step = 0; step < 4; step++) {
+        struct tally_options o = on_gpu(&g);
+        tally_op *op;
+        memset(x.host, step, x.bytes);
+        if (cuMemcpyAsync((uintptr_t)x.device, (uintptr_t)x.host, x.bytes, g.stream) != 0 ||
+            cuStreamSynchronize(g.stream) != 0)
+            memset(x.host, 0, x.bytes); /* the GPU is lost */
+        int err = tally_push_pull(c, "x", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op);
+        if (err) {
+            said |= strstr(tally_error(), f->call) != NULL;
+            tally_refuse(c, "x", TALLY_PUSH_PULL, NULL, tally_error());
+        } else if ((err = tally_op_wait(op, -1)) != 0) {
+            said |= strstr(tally_op_error(op), f->call) != NULL;
+            tally_op_free(op);
+        } else {
+            tally_op_free(op);
+        }
+        atomic_fetch_add(&f->failed, err != 0);
+    }
+    if (f->code == 700)
+        CHECK(said || rank == 0);
+    tally_comm_close(c);
+    return 0;
+}
+
+static void failures_of_the_driver(void **state)
+{
+    static const struct {
+        const char *name;
+        int at;
+    } calls[] = {{"cuMemHostRegister", 2},  {"cuMemcpyAsync", 2},      {"cuEventCreate", 1},
+                 {"cuEventRecord", 1},      {"cuEventSynchronize", 1}, {"cuStreamWaitEvent", 1},
+                 {"cuStreamIsCapturing", 1}};
+    struct fault *f = job_shared(sizeof *f);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        for (int code = 2; code <= 700; code += 698) {
+            *f = (struct fault){.call = calls[i].name, .at = calls[i].at, .code = code};
+            struct job j = {
+                .ranks = 2, .main = fail_in_driver, .arg = f, .settings = {"TALLY_PART_BYTES=16K"}};
+            job_run(&j);
+            int failed = atomic_load(&f->failed);
+            assert_true(code == 700 ? failed >= 2 : failed == 2);
+        }
+}
+
+static int die(int rank, void *arg)
+{
+    atomic_int *stage = arg;
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, "gpus=1");
+    tally_comm *c = job_open();
+    make(&x, MOST * 4);
+    for (int step = 0;; step++) {
+        struct tally_options o = on_gpu(&g);
+        memset(x.host, step, x.bytes);
+        upload(&g, &x);
+        int err = tally_push_pull(c, "x", x.device, x.device, MOST, TALLY_FLOAT32, TALLY_SUM, &o, &op);
+        if (step == 3)
+            atomic_fetch_add(stage, 1);
+        if (!err) {
+            err = tally_op_wait(op, -1);
+            tally_op_free(op);
+        }
+        if (err)
+            break;
+    }
+    CHECK_HOLDS(tally_error(), "rank 1");
+    tally_comm_close(c);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void a_rank_is_killed(void **state)
+{
+    atomic_int *stage = job_shared(sizeof *stage);
+    struct job j = {.ranks = 3, .main = die, .arg = stage, .settings = {"TALLY_PART_BYTES=16K"}};
+    job_kill_rank(&j, 1, stage, 2);
+}
+
+/* --- cancellation ----------------------------------------------------------------------------------------- */
+
+/* Rank 0 takes back what waits for the other, or is being copied. */
+static int cancel(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x[2];
+    tally_op *op[2];
+    open_gpu(&g, "gpus=1");
+    tally_comm *c = job_open();
+    for (int t = 0; t < 2; t++)
+        make(&x[t], 200000);
+    for (int step = 0; step < 20; step++) {
+        struct tally_options o = on_gpu(&g);
+        CHECK(cuStreamSynchronize(g.stream) == 0); /* what was cancelled has not waited for it */
+        for (int t = 0; t < 2; t++) {
+            memset(x[t].host, 0, x[t].bytes);
+            upload(&g, &x[t]);
+            CHECK(tally_push_pull(c, t ? "b" : "a", x[t].device, x[t].device, 50000, TALLY_FLOAT32, TALLY_SUM,
+                                  &o, &op[t]) == 0);
+        }
+        if (rank == step % 2)
+            CHECK(tally_op_cancel(op[1], "no more") == 0);
+        for (int t = 0; t < 2; t++) {
+            int err = tally_op_wait(op[t], -1);
+            CHECK(err == 0 || (t == 1 && err == -ECANCELED));
+            tally_op_free(op[t]);
+        }
+        job_barrier(c);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(cuStreamSynchronize(g.stream) == 0);
+    for (int t = 0; t < 2; t++)
+        unmake(&x[t]);
+    close_gpu(&g);
+    return 0;
+}
+
+static void operations_are_cancelled(void **state)
+{
+    struct job j = {.ranks = 2,
+                    .main = cancel,
+                    .settings = {"TALLY_PART_BYTES=16K", "TALLY_DEVICE_MEMORY=256K"}};
+    job_run(&j);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(machines_of_one_rank), cmocka_unit_test(machines_of_several_ranks),
+        cmocka_unit_test(one_machine),          cmocka_unit_test(little_memory_and_other_orders),
+        cmocka_unit_test(bad_input_is_refused), cmocka_unit_test(failures_of_the_driver),
+        cmocka_unit_test(a_rank_is_killed),     cmocka_unit_test(operations_are_cancelled),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
