@@ -87,9 +87,10 @@ def python(code, *arguments, env=None, timeout=60):
     return done.returncode, done.stdout
 
 
-def free_port(host="127.0.0.1"):
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
+def free_port():
+    """A port that is free at all addresses of both families: the store of torch.distributed listens at each."""
+    both = socket.has_dualstack_ipv6()
+    with socket.create_server(("", 0), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both) as probe:
         return probe.getsockname()[1]
 
 
