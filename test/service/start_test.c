@@ -411,11 +411,27 @@ static void test_missing_tallyd(void **state)
 }
 
 /* A service that nobody needs any more goes when asked. */
+/* Does the process catch SIGTERM by now? */
+static bool catches_sigterm(pid_t pid)
+{
+    char path[40], line[200];
+    unsigned long long caught = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *status = fopen(path, "r");
+    assert_non_null(status);
+    while (fgets(line, sizeof line, status) && sscanf(line, "SigCgt: %llx", &caught) != 1)
+        ;
+    fclose(status);
+    return caught >> (SIGTERM - 1) & 1;
+}
+
 static void test_idle_tallyd_ends(void **state)
 {
     struct job j = {.tallyds = 1};
     job_start(&j);
-    job_sleep_ms(300);
+    while (!catches_sigterm(j.tallyd_pid[0]))
+        job_sleep_ms(5);
+    job_sleep_ms(100);
     kill(j.tallyd_pid[0], SIGTERM);
     assert_int_equal(job_wait_tallyd(&j, 0), 0);
     job_clear(&j);
