@@ -22,7 +22,7 @@ from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, P
                    Range, blocking, lib)
 from ._waits import SLICE_MS, longer
 
-_orphans = []  # (operation, *what it uses) of handles dropped in flight
+_orphans = set()  # _Orphan of each handle dropped in flight
 _calling = _leaving.calling
 exchanged = 0    # elements of this rank in reductions and gathers; steps.py compares it with gradients
 MANY = 1 << 62   # added to it for what says nothing about gradients: messages and all-to-alls
@@ -38,6 +38,19 @@ def forget_exchanged():
     """Begin to count anew."""
     global exchanged
     exchanged = 0
+
+
+class _Orphan:
+    """An operation whose handle was dropped in flight, and the memory that it uses.  Both are freed with the last reference, so
+    that several threads may poll it."""
+
+    __slots__ = ("op", "_keep", "_result")
+
+    def __init__(self, op, keep, result):
+        self.op, self._keep, self._result = op, keep, result
+
+    def __del__(self, _free=lib.tally_op_free):
+        _free(self.op)
 
 
 class Operation:
@@ -169,26 +182,20 @@ class Operation:
         return status
 
     # Bound at definition: module globals may be gone when the interpreter ends.
-    def __del__(self, _poll=lib.tally_op_poll, _free=lib.tally_op_free, _orphans=_orphans, _own=own):
+    def __del__(self, _poll=lib.tally_op_poll, _free=lib.tally_op_free, _orphans=_orphans, _orphan=_Orphan, _own=own):
         if _own.forked or not getattr(self, "_op", None):  # torch.compile makes objects without __init__
             return
         if self._ended or _poll(self._op):
             _free(self._op)
         else:
-            _orphans.append((self._op, self._keep, self._result))
+            _orphans.add(_orphan(self._op, self._keep, self._result))
 
 
 def _sweep():
     """Free dropped operations that have ended since."""
-    for _ in range(len(_orphans)):
-        try:
-            orphan = _orphans.pop(0)
-        except IndexError:  # another thread sweeps too
-            return
-        if lib.tally_op_poll(orphan[0]):
-            lib.tally_op_free(orphan[0])
-        else:
-            _orphans.append(orphan)
+    for orphan in _orphans.copy():
+        if lib.tally_op_poll(orphan.op):
+            _orphans.discard(orphan)
 
 
 after_shutdown(_sweep)

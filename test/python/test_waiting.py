@@ -2,8 +2,12 @@
 
 import copy
 import errno
+import itertools
 import pickle
+import sys
 import textwrap
+import time
+import weakref
 
 import jobs
 from test_ops import fails, hvd
@@ -113,6 +117,66 @@ def dropped():
 
 def test_dropped_handles(four):
     four(dropped)
+
+
+def broken_off(function, number, *arguments):
+    """Call a function of Python, and raise TimeoutError at the `number`-th place where a signal handler may: as the function
+    begins, or behind a call of C.  Returns whether it has so many."""
+    def at_call(frame, event, _):
+        nonlocal number
+        number -= frame.f_code is function.__code__ and event in ("call", "c_return")
+        if not number:
+            sys.setprofile(None)
+            raise TimeoutError
+
+    sys.setprofile(at_call)
+    try:
+        function(*arguments)
+        return False
+    except TimeoutError:
+        return True
+    finally:
+        sys.setprofile(None)
+
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def submit(name, then=None):
+    """Submit a sum, and drop its handle.  Returns a weak reference to its memory."""
+    import numpy
+    from tally import _calls, _operations
+    x = numpy.ones(4, numpy.float32)
+    _operations.push_pull(_calls.Call(name, then=then), x.ctypes.data, x.ctypes.data, 4, 0, (4,), x, x)
+    return weakref.ref(x)
+
+
+def swept():
+    """A signal handler's exception breaks the sweep of dropped handles off wherever it can."""
+    import tally
+    from tally import _operations
+    if tally.rank() == 0:
+        memory = submit("swept")
+        for number in itertools.count(1):
+            more = broken_off(_operations._sweep, number)
+            assert memory() is not None, "freed in flight, at place %d" % number
+            if not more:
+                break
+        assert number > 2
+    tally.barrier()
+    if tally.rank() != 0:
+        submit("swept")
+    else:
+        until(lambda: _operations._sweep() or memory() is None)
+        assert not _operations._orphans
+
+
+def test_a_sweep_is_broken_off(two):
+    two(swept)
 
 
 def test_an_exception_behind_a_submission_leaves_nothing_expected():
