@@ -70,11 +70,14 @@ class Events:
 
     def expect(self, address, call, operation):
         """Run call(operation) when the queued operation at `address` has ended: in a thread of this queue, or at once if it
-        has ended.  Needed once for every queued operation.  A call must not raise."""
+        has ended.  Needed once for every queued operation.  A second call replaces the first one's, unless that has been taken.
+        A call must not raise."""
         with self._lock:
             if address not in self._early and not self._finished:
-                self._calls[address] = (call, operation)
+                if not operation.told:
+                    self._calls[address] = (call, operation)
                 return
+            operation.told = True  # first: a signal handler's exception may come in between
             self._early.discard(address)
         call(operation)
 
@@ -95,6 +98,7 @@ class Events:
                     if entry is None:
                         self._early.add(event.op)
                     else:
+                        entry[1].told = True
                         self._running += 1
                         if self._waiting == 0:
                             self._start()

@@ -60,7 +60,8 @@ class Operation:
     memory until the operation has ended.
     """
 
-    __slots__ = ("_op", "_keep", "_result", "_finish", "_lock", "_ended", "_failure", "_group", "_job", "__weakref__")
+    __slots__ = ("_op", "_keep", "_result", "_finish", "_lock", "_ended", "_failure", "_group", "_job", "told",
+                 "__weakref__")
 
     def __init__(self, call, keep=None, result=None, _pointer=ctypes.c_void_p):
         """Made before the submission, so that no signal handler's exception behind it loses the operation."""
@@ -75,6 +76,7 @@ class Operation:
         self._group = call.group
         self._job = call.job
         self._failure = None
+        self.told = False      # its call has been taken from the completion queue; owner: Events
 
     def done(self):
         """Whether the operation has ended, successfully or not."""

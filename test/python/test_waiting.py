@@ -8,8 +8,10 @@ import sys
 import textwrap
 import time
 import weakref
+from unittest import mock
 
 import jobs
+import pytest
 from test_ops import fails, hvd
 
 
@@ -177,6 +179,50 @@ def swept():
 
 def test_a_sweep_is_broken_off(two):
     two(swept)
+
+
+def expected(early):
+    """A signal handler's exception breaks Events.expect() off wherever it can on rank 0, and the operation's end is told
+    before that is handled.  early: it is told before the call."""
+    from tally import _job
+    t, events, ended = hvd(), _job.own.events, []
+
+    def at(number):
+        def interrupted(address, *arguments):
+            nonlocal more
+            patched.stop()
+            if early:
+                until(lambda: address in events._early)
+            more = broken_off(type(events).expect, number, events, address, *arguments)
+            if not early:
+                place, there = (events._calls, False) if address in events._calls else (events._early, True)
+                t.barrier()
+                until(lambda: (address in place) is there)
+            raise KeyboardInterrupt
+
+        more = False
+        patched = mock.patch.object(events, "expect", interrupted)
+        patched.start()
+        fails(KeyboardInterrupt, lambda: submit("expected.%d" % number, ended.append))
+        assert not events._calls and not events._early and len(ended) < 2, number
+        ended.clear()
+        return more
+
+    for number in itertools.count(1):
+        if t.rank() == 0:
+            more = at(number)
+        else:
+            if not early:
+                t.barrier()
+            submit("expected.%d" % number)
+        if not t.broadcast_object(t.rank() == 0 and more, 0):
+            break
+    assert number > 2
+
+
+@pytest.mark.parametrize("early", (False, True))
+def test_an_expectation_is_broken_off(two, early):
+    two(expected, early)
 
 
 def test_an_exception_behind_a_submission_leaves_nothing_expected():
