@@ -76,7 +76,8 @@ def train(kind, broken):
     t = hvd()
     kind, _, half = kind.partition(", ")
     model, counts = model_of(kind), []
-    options = {"sparse": t.SparseChunks(0.3, 12 * (kind == "warm-up"), 64)} if kind in ("chunks", "warm-up") else {"lazy": 4096 * (kind == "ranges")}
+    options = {"sparse": t.SparseChunks(0.3, 12 * (kind == "warm-up"), 64)} if kind in ("chunks", "warm-up") else \
+        {"lazy": 4096 * (kind == "ranges"), "groups": 3 if kind == "groups" else None}
     optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters(),
                                        backward_passes_per_step=2 if half else 1, **options)
     draw = torch.Generator().manual_seed(t.rank())
@@ -103,13 +104,20 @@ def test_a_step_is_broken_off(three, kind):
         assert all(reference.same(p, q) == 0 for p, q in zip(values, plain[0][0]))
 
 
+@pytest.mark.parametrize("kind", ("plain, half of the passes", "groups", "groups, half of the passes"))
+def test_a_step_in_shared_memory_is_broken_off(machine, kind):
+    """Each gradient moves to its place as it starts."""
+    test_a_step_is_broken_off(machine, kind)
+
+
 def backward(kind):
     """(the parameters behind some steps, at how many lines rank 1 has broken off a backward), where step() goes on each time."""
     import torch
     t = hvd()
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3)))
-    options = {"sparse": t.SparseChunks(0.3, 0, 64)} if kind == "chunks" else {"lazy": 4096 * (kind == "ranges")}
+    options = {"sparse": t.SparseChunks(0.3, 0, 64)} if kind == "chunks" else \
+        {"lazy": 4096 * (kind == "ranges"), "groups": 2 if kind == "groups" else None}
     optimizer = t.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), **options)
     draw = torch.Generator().manual_seed(t.rank())
     for number in range(1, 400):
@@ -121,11 +129,11 @@ def backward(kind):
         optimizer.step()
         if not t.broadcast_object(more, 1):
             break
-    assert bool(optimizer._tally_layout.ranges) == (kind != "plain")
+    assert bool(optimizer._tally_layout.ranges) == (kind in ("ranges", "chunks"))
     return [p.detach().numpy().copy() for p in model.parameters()], number - 1
 
 
-@pytest.mark.parametrize("kind", ("plain", "ranges", "chunks"))
+@pytest.mark.parametrize("kind", ("plain", "groups", "ranges", "chunks"))
 def test_a_backward_is_broken_off(three, kind):
     """The ranks stay in step: each gradient of a step is submitted once."""
     told = three(backward, kind)
