@@ -71,7 +71,7 @@ static inline bool tly_loop_lodges(const struct tly_loop *l)
 {
     return l->host != l;
 }
-/* Of a guest: the host goes on. */
+/* Free it.  The host of a guest goes on. */
 void tly_loop_finish(struct tly_loop *l);
 
 static inline void tly_loop_lock(struct tly_loop *l)

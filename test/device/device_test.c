@@ -15,21 +15,8 @@
 
 #include "base/error.h"
 #include "device/device.h"
+#include "test/device/application.h"
 #include "test/device/fake_cuda.h"
-
-/* CUDA's, for what an application does beside Tally. */
-int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t bytes, void *stream);
-int cuStreamCreate(void **out, unsigned flags);
-int cuStreamDestroy_v2(void *stream);
-int cuStreamBeginCapture_v2(void *stream, int mode);
-int cuStreamEndCapture(void *stream, void **graph);
-int cuCtxPushCurrent_v2(void *context);
-int cuCtxPopCurrent_v2(void **out);
-int cuDevicePrimaryCtxRetain(void **out, int device);
-int cuDevicePrimaryCtxRelease_v2(int device);
-int cuMemAllocManaged(unsigned long long *out, size_t bytes, unsigned flags);
-int cuMemAlloc_v2(unsigned long long *out, size_t bytes);
-int cuMemFree_v2(unsigned long long at);
 
 enum { PAGE = 4096, BYTES = 16 * PAGE };
 

@@ -13,7 +13,7 @@ void *fake_cuda_data(const void *address);
 uint64_t fake_cuda_moved(int from, int to);
 /* How often the call that FAKE_CUDA lets fail has been made. */
 int fake_cuda_calls(void);
-/* What has not been given back: memory, streams, events, contexts. */
+/* How many pieces of memory, streams, events and contexts have not been given back. */
 int fake_cuda_left(void);
 /* Forget everything, and read FAKE_CUDA anew at the next cuInit. */
 void fake_cuda_reset(void);

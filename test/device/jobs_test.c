@@ -6,28 +6,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "test/device/application.h"
 #include "test/device/fake_cuda.h"
 #include "test/service/job.h"
 
 #include <cmocka.h>
-
-/* CUDA's, for what an application does beside Tally. */
-int cuInit(unsigned flags);
-int cuMemAlloc_v2(unsigned long long *out, size_t bytes);
-int cuMemAllocManaged(unsigned long long *out, size_t bytes, unsigned flags);
-int cuMemFree_v2(unsigned long long at);
-int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags);
-int cuMemHostUnregister(void *at);
-int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t bytes, void *stream);
-int cuStreamCreate(void **out, unsigned flags);
-int cuStreamDestroy_v2(void *stream);
-int cuStreamSynchronize(void *stream);
-int cuStreamBeginCapture_v2(void *stream, int mode);
-int cuStreamEndCapture(void *stream, void **graph);
-int cuCtxPushCurrent_v2(void *context);
-int cuCtxPopCurrent_v2(void **out);
-int cuDevicePrimaryCtxRetain(void **out, int device);
-int cuDevicePrimaryCtxRelease_v2(int device);
 
 enum { PAGE = 4096, MOST = UNDER_SANITIZER ? 150000 : 300000, TENSORS = 6, STEPS = 3 };
 

@@ -9,7 +9,7 @@
 struct tally_op;
 struct tly_stager;
 
-/* Of a communicator.  Owner: stager.c. */
+/* The stagers of a communicator.  stager.c owns this. */
 struct tly_stagers {
     struct tly_stager *first; /* owned: a list, one for each GPU with tensors */
 };
