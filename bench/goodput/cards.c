@@ -292,7 +292,7 @@ static void all_reduce(uint64_t bytes)
     static struct tly_dealer d;
     tly_plan_weights(n, k, weight);
     int active = count_active(weight);
-    uint32_t fewest = k ? TLY_MANY : TLY_FEW, part = longest_of(bytes, active, fewest);
+    uint32_t fewest = k ? TLY_SPARES : TLY_FEW, part = longest_of(bytes, active, fewest);
     tly_plan_late(n, n + k, weight, bytes, tly_plan_credit(active, part < cutting.unit ? part : cutting.unit),
                   late);
     tly_dealer_init(&d, n, n + k, late);

@@ -21,9 +21,10 @@ uint32_t tly_plan_part_most(uint32_t unit, uint64_t memory, uint32_t ranks);
 /* How many of a tensor's longest parts each service gets at least.  The time that nothing makes good is c n P / M of the whole,
  * for parts of P of the M bytes and n services (bench/goodput/cards.c).  It is to stay below 1%.
  * TLY_FEW: an all-reduce without CPU machines, where each card has pushes to send while results lag; c = 1/6.
- * TLY_MANY: all else, where a card waits for the first results and, behind the last push, for the last; c = .5 to 1.3.  128
- * parts lost .6% of 128 MB at 1 Gbit/s. */
-enum tly_plan_fewest { TLY_FEW = 16, TLY_MANY = 256 };
+ * TLY_SPARES: one with CPU machines, where a card waits for the first results and, behind the last push, for the last; c = 1.3
+ * to 2.6.
+ * TLY_MANY: all else; c = .5 to 1.3. */
+enum tly_plan_fewest { TLY_FEW = 16, TLY_MANY = 256, TLY_SPARES = 512 };
 
 /* How a list is cut. */
 struct tly_cutting {

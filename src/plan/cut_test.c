@@ -39,7 +39,7 @@ static void test_longest_parts(void **state)
     static const struct {
         uint32_t fewest;
         double lost; /* c */
-    } kinds[] = {{TLY_FEW, 1 / 6.0}, {TLY_MANY, 1.3}};
+    } kinds[] = {{TLY_FEW, 1 / 6.0}, {TLY_MANY, 1.3}, {TLY_SPARES, 2.6}};
     for (size_t i = 0; i < 2 * sizeof kinds / sizeof *kinds; i++)
         for (int active = 1; active <= 64; active *= 2)
             for (uint32_t unit = 4096; unit <= 512 << 10; unit *= 2)
@@ -99,7 +99,7 @@ static void check_parts(const struct tly_stretch *s, const struct tly_cutting *c
 
 static void test_parts(void **state)
 {
-    static const uint32_t units[] = {64, 4096, 98304, 524288}, fewest[] = {TLY_FEW, TLY_MANY};
+    static const uint32_t units[] = {64, 4096, 98304, 524288}, fewest[] = {TLY_FEW, TLY_SPARES};
     static const uint64_t sizes[] = {0, 1, 63, 64, 4095, 4096, 100000, 1 << 20, (1 << 24) + 4, 1ull << 33};
     static const uint64_t others[] = {0, 1000, 1 << 20, 1ull << 34};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes * 4 * 16; i++)

@@ -107,7 +107,7 @@ static struct tly_cutting tensor_cutting(const struct tly_epoch *e)
                                 .most = e->part_most,
                                 .active = e->sharing,
                                 .far = e->far,
-                                .fewest = e->spares ? TLY_MANY : TLY_FEW};
+                                .fewest = e->spares ? TLY_SPARES : TLY_FEW};
 }
 
 /* Deal the whole list in one sequence, for this epoch.  What a later plan has taken over keeps its place in it. */
