@@ -29,12 +29,12 @@ static void names_are_plain(const struct tly_machine *m)
         require(plain(m->note[i]));
 }
 
-static void plan(const struct tly_machine *m, uint8_t salt)
+static void plan(const struct tly_machine *m, uint8_t salt, unsigned may)
 {
     struct tly_inside p;
     struct tly_inside_job job = {.bytes = 1000003, .traffic = salt % 4 / 2.0};
     char why[256] = "";
-    int err = tly_inside_plan(m, &job, &p);
+    int err = tly_inside_plan(m, &job, may, &p);
     require(err == 0 || err == -E2BIG);
     if (err)
         return;
@@ -64,7 +64,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!err)
         err = tly_machine_finish(&m, why, sizeof why);
     names_are_plain(&m);
-    if (!err && m.gpus <= 24) /* as a plan takes long for more */
-        plan(&m, size ? data[size - 1] : 0);
+    for (unsigned may = 0; !err && may <= TLY_MAY_ALL && m.gpus <= 24;
+         may += TLY_MAY_ALL) /* a plan takes long for more */
+        plan(&m, size ? data[size - 1] : 0, may);
     return 0;
 }

@@ -298,7 +298,7 @@ static int plan_look_inside(const struct plan *p, const struct plan_row *r, stru
     struct tly_inside_job job = {p->bytes, tly_plan_traffic(p->n + p->k, p->machine, p->weight, r->first)};
     m = gpus;
     plan_set_cards(&m, r->rate / 8);
-    int err = tly_inside_plan(&m, &job, &plan);
+    int err = tly_inside_plan(&m, &job, TLY_MAY_ALL, &plan);
     if (err)
         return err;
     in->seconds = plan.seconds;

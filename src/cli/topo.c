@@ -188,12 +188,12 @@ static void topo_put_machine(const struct tly_machine *m)
     topo_put_rate("across", m->across, ",\n");
 }
 
-static void topo_put_links(const struct tly_cli_topo *t)
+static void topo_put_links(const struct tly_cli_topo *t, const struct tly_inside *p)
 {
     bool first = true;
     printf("  \"links\": [");
-    for (int i = 0; i < t->plan.links; i++) {
-        const struct tly_inside_link *l = &t->plan.link[i];
+    for (int i = 0; i < p->links; i++) {
+        const struct tly_inside_link *l = &p->link[i];
         char name[TLY_CLI_WORDS];
         if (l->bytes <= 0)
             continue;
@@ -205,8 +205,8 @@ static void topo_put_links(const struct tly_cli_topo *t)
         first = false;
     }
     printf("],\n  \"steps\": [");
-    for (int i = 0; i < t->plan.steps; i++) {
-        const struct tly_inside_step *s = &t->plan.step[i];
+    for (int i = 0; i < p->steps; i++) {
+        const struct tly_inside_step *s = &p->step[i];
         printf("%s\n    {\"stage\": %d, \"do\": \"%s\", \"from\": [\"%s\", %d], \"to\": [\"%s\", %d], "
                "\"begin\": %llu, "
                "\"end\": %llu, \"bytes\": %.12g, \"links\": [",
@@ -217,18 +217,13 @@ static void topo_put_links(const struct tly_cli_topo *t)
             printf("%s%d", j ? ", " : "", s->link[j]);
         printf("]}");
     }
-    printf("],\n");
+    printf("]");
 }
 
-static void topo_put_strategy(const struct tly_cli_topo *t)
+/* How this plan's GPUs sum, and what each of its links carries. */
+static void topo_put_way(const struct tly_cli_topo *t, const struct tly_inside *p)
 {
-    const struct tly_inside *p = &t->plan;
     char text[TLY_CLI_WORDS];
-    printf("  \"bytes\": %llu,\n  \"workers\": %d,\n  \"servers\": %d,\n  ", (unsigned long long)p->job.bytes,
-           t->workers, t->servers);
-    tly_cli_json_number("traffic", p->job.traffic, ",\n");
-    printf("  \"s_n\": %d,\n  \"s_g\": %d,\n  \"l\": %d,\n  \"rule\": %d,\n  \"by_rule\": %s,\n",
-           p->with_card, p->without_card, p->each, p->rule, p->by_rule ? "true" : "false");
     printf("  \"groups\": \"%s\",\n  \"shares\": \"%s\",\n  ", bases[p->way.base], shares[p->way.shares]);
     topo_put_text("strategy", tly_cli_way_text(&t->m, &p->way, text), ",\n");
     printf("  \"group_of_gpu\": [");
@@ -239,7 +234,20 @@ static void topo_put_strategy(const struct tly_cli_topo *t)
         printf("%s%.9g", g ? ", " : "", p->way.share[g]);
     printf("],\n  ");
     tly_cli_json_number("time_s", p->seconds, ",\n");
-    printf("  \"bottleneck\": %d,\n  \"copied\": {", p->bottleneck);
+    printf("  \"bottleneck\": %d,\n", p->bottleneck);
+    topo_put_links(t, p);
+}
+
+static void topo_put_strategy(const struct tly_cli_topo *t)
+{
+    const struct tly_inside *p = &t->plan;
+    printf("  \"bytes\": %llu,\n  \"workers\": %d,\n  \"servers\": %d,\n  ", (unsigned long long)p->job.bytes,
+           t->workers, t->servers);
+    tly_cli_json_number("traffic", p->job.traffic, ",\n");
+    printf("  \"s_n\": %d,\n  \"s_g\": %d,\n  \"l\": %d,\n  \"rule\": %d,\n  \"by_rule\": %s,\n",
+           p->with_card, p->without_card, p->each, p->rule, p->by_rule ? "true" : "false");
+    topo_put_way(t, p);
+    printf(",\n  \"copied\": {");
     tly_cli_json_number("used", p->way.copied, ", ");
     tly_cli_json_number("best", p->best_copied, ", ");
     printf("\"why\": \"%s\"},\n  \"options\": [", reasons[p->why_copied]);
@@ -261,8 +269,9 @@ static void topo_put_json(const struct tly_cli_topo *t)
     printf("{\n");
     topo_put_machine(&t->m);
     topo_put_strategy(t);
-    topo_put_links(t);
-    printf("  \"notes\": [");
+    printf("  \"direct\": {\n");
+    topo_put_way(t, &t->direct);
+    printf("},\n  \"notes\": [");
     for (int i = 0; i < t->m.notes; i++) {
         fputs(i ? ",\n    " : "\n    ", stdout);
         tly_json_text(stdout, t->m.note[i]);
@@ -287,10 +296,13 @@ static int topo_decide(struct tly_cli_topo *t, const char *xml, uint64_t bytes)
 {
     char why[256] = "";
     struct tly_inside_job job = {.bytes = bytes, .traffic = tly_plan_time(t->workers, t->servers, 1, 1)};
-    int err = tly_inside_plan(&t->m, &job, &t->plan);
+    int err = tly_inside_plan(&t->m, &job, TLY_MAY_ALL, &t->plan);
+    if (!err)
+        err = tly_inside_plan(&t->m, &job, 0, &t->direct);
     if (err)
         return tly_cli_no_plan("topo", xml, err);
-    if (tly_inside_check(&t->m, &t->plan, why, sizeof why) != 0)
+    if (tly_inside_check(&t->m, &t->plan, why, sizeof why) != 0 ||
+        tly_inside_check(&t->m, &t->direct, why, sizeof why) != 0)
         return tly_cli_fail("topo", "this plan would be wrong, which is a mistake in Tally: %s", why);
     t->betters = tly_inside_better(&t->m, &t->plan.job, t->plan.seconds, t->better);
     if (t->betters < 0)
@@ -364,5 +376,6 @@ int tly_cli_topo(int argc, char **argv)
     else if (!status)
         tly_cli_topo_print(&t);
     tly_inside_finish(&t.plan);
+    tly_inside_finish(&t.direct);
     return status;
 }

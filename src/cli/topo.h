@@ -10,7 +10,7 @@
 
 struct tly_cli_topo {
     struct tly_machine m;
-    struct tly_inside plan;
+    struct tly_inside plan, direct; /* among all ways; among those with direct copies alone */
     struct tly_inside_move better[2];
     int betters, workers, servers;
 };

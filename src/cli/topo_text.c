@@ -418,6 +418,9 @@ static void topo_text_print_strategy(const struct tly_cli_topo *t, bool wide)
     if (p->bottleneck >= 0)
         printf("\npredicted: %s; bottleneck: %s\n", tly_cli_time_text(p->seconds, time),
                tly_cli_link_text(&t->m, &p->link[p->bottleneck], text));
+    if (p->seconds < t->direct.seconds * (1 - 1e-3))
+        printf("with direct copies alone: %s; %s\n", tly_cli_way_text(&t->m, &t->direct.way, text),
+               tly_cli_time_text(t->direct.seconds, time));
     topo_text_print_options(t);
     for (int i = 0; i < t->betters; i++)
         printf("%sbetter placement: %s takes %s, %.0f%% less\n", i ? "" : "\n",

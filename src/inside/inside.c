@@ -28,7 +28,7 @@ static void inside_write_all(struct tly_inside_work *w, const struct tly_inside_
         w->out->link[i].bytes = w->out->link[i].seconds = 0;
     if (copied > bytes)
         copied = bytes;
-    if (copied && tly_inside_way(w->m, TLY_GROUP_SINGLE, TLY_SHARE_EQUAL, &single))
+    if (copied && tly_inside_way(w->m, TLY_GROUP_SINGLE, TLY_SHARE_EQUAL, false, &single))
         tly_inside_write(w, &single, 0, copied);
     tly_inside_write(w, way, copied, bytes);
 }
@@ -113,14 +113,14 @@ static void inside_look(const struct tly_machine *m, struct tly_inside *out)
             seen[top] = true;
         *(out->job.traffic > 0 && tly_inside_shares_card(m, g) ? &out->with_card : &out->without_card) += 1;
     }
-    tly_inside_way(m, TLY_GROUP_SWITCH, TLY_SHARE_EQUAL, &way);
+    tly_inside_way(m, TLY_GROUP_SWITCH, TLY_SHARE_EQUAL, false, &way);
     for (int g = 0; g < m->gpus; g++)
         size[way.group[g]]++;
     out->each = size[0];
     for (int i = 1; i < way.groups; i++)
         if (size[i] != size[0])
             out->each = 0;
-    out->nvlinked = tly_inside_way(m, TLY_GROUP_NVLINK, TLY_SHARE_EQUAL, &way) && way.groups == 1;
+    out->nvlinked = tly_inside_way(m, TLY_GROUP_NVLINK, TLY_SHARE_EQUAL, false, &way) && way.groups == 1;
     bool some = way.groups < m->gpus;
     bool uneven = out->with_card > 0 && out->without_card > 0;
     if (m->gpus > 1)
@@ -141,7 +141,7 @@ static bool inside_same_way(const struct tly_machine *m, const struct tly_inside
 {
     return a->groups == b->groups && memcmp(a->group, b->group, (size_t)m->gpus * sizeof *a->group) == 0 &&
            memcmp(a->share, b->share, (size_t)m->gpus * sizeof *a->share) == 0 &&
-           (a->base == TLY_GROUP_NVLINK) == (b->base == TLY_GROUP_NVLINK);
+           (a->direct || (a->base == TLY_GROUP_NVLINK) == (b->base == TLY_GROUP_NVLINK));
 }
 
 /* One of the options, unless it comes to the same as one before. */
@@ -168,7 +168,7 @@ static bool inside_mixed(const struct tly_machine *m)
     return some && others;
 }
 
-int tly_inside_choose(struct tly_inside_work *w, bool quick)
+int tly_inside_choose(struct tly_inside_work *w)
 {
     struct tly_inside *out = w->out;
     struct tly_inside_way way,
@@ -184,8 +184,9 @@ int tly_inside_choose(struct tly_inside_work *w, bool quick)
         for (int s = 0; s < TLY_SHARE_KINDS; s++) {
             bool uneven = s != TLY_SHARE_EQUAL && b != TLY_GROUP_SINGLE;
             if ((s != TLY_SHARE_EQUAL && (!uneven || w->job.traffic <= 0 || !inside_mixed(w->m))) ||
-                (quick && s == TLY_SHARE_BALANCED) ||
-                !tly_inside_way(w->m, (enum tly_inside_base)b, (enum tly_inside_shares)s, &way))
+                (s == TLY_SHARE_BALANCED && !(w->may & TLY_MAY_WEIGH)) ||
+                !tly_inside_way(w->m, (enum tly_inside_base)b, (enum tly_inside_shares)s,
+                                !(w->may & TLY_MAY_RELAY), &way))
                 continue;
             inside_consider(w, &way, tried);
         }
@@ -245,7 +246,7 @@ static bool inside_has_card(const struct tly_machine *m)
 }
 
 struct tly_inside_work *tly_inside_begin(const struct tly_machine *m, const struct tly_inside_job *job,
-                                         struct tly_inside *out, int *err)
+                                         unsigned may, struct tly_inside *out, int *err)
 {
     struct tly_inside_work *w = NULL;
     *out = (struct tly_inside){.job = *job, .bottleneck = -1};
@@ -258,7 +259,7 @@ struct tly_inside_work *tly_inside_begin(const struct tly_machine *m, const stru
         out->job.traffic = 0;
     w = calloc(1, sizeof *w);
     if (w)
-        *w = (struct tly_inside_work){.m = m, .out = out, .job = out->job};
+        *w = (struct tly_inside_work){.m = m, .out = out, .job = out->job, .may = may};
     *err = w ? tly_inside_links(w) : -ENOMEM;
     if (*err) {
         free(w);
@@ -277,16 +278,17 @@ static int inside_write_steps(struct tly_inside_work *w)
     return w->err;
 }
 
-int tly_inside_plan(const struct tly_machine *m, const struct tly_inside_job *job, struct tly_inside *out)
+int tly_inside_plan(const struct tly_machine *m, const struct tly_inside_job *job, unsigned may,
+                    struct tly_inside *out)
 {
     int err;
-    struct tly_inside_work *w = tly_inside_begin(m, job, out, &err);
+    struct tly_inside_work *w = tly_inside_begin(m, job, may, out, &err);
     if (!err)
-        err = tly_inside_choose(w, false);
-    if (!err) {
+        err = tly_inside_choose(w);
+    if (!err && (may & TLY_MAY_COPY))
         inside_weigh_copies(w);
+    if (!err)
         err = inside_write_steps(w);
-    }
     free(w);
     if (err)
         tly_inside_finish(out);
@@ -297,7 +299,7 @@ int tly_inside_try(const struct tly_machine *m, const struct tly_inside_job *job
                    const struct tly_inside_way *way, struct tly_inside *out)
 {
     int err;
-    struct tly_inside_work *w = tly_inside_begin(m, job, out, &err);
+    struct tly_inside_work *w = tly_inside_begin(m, job, TLY_MAY_ALL, out, &err);
     if (!err) {
         inside_look(m, out);
         out->way = *way;

@@ -107,11 +107,13 @@ struct tly_inside_way {
     enum tly_inside_base base;
     enum tly_inside_shares shares;
     int groups;
+    bool direct;                 /* a group's GPUs all reach each other, and owners copy from each of them */
     uint8_t group[TLY_MAX_GPUS]; /* of each GPU */
     uint8_t order[TLY_MAX_GPUS]; /* GPUs, group after group, as bytes go around in it */
-    bool ring[TLY_MAX_GPUS];     /* of each group: its order closes to a ring; else bytes go along trees */
-    double share[TLY_MAX_GPUS];  /* that a GPU owns of its group's bytes */
-    double copied;               /* x: share of all bytes that every GPU copies to the processor as it is */
+    bool ring
+        [TLY_MAX_GPUS]; /* of each group that is not direct: a ring in this order; else bytes go along trees */
+    double share[TLY_MAX_GPUS]; /* that a GPU owns of its group's bytes */
+    double copied;              /* x: share of all bytes that every GPU copies to the processor as it is */
 };
 
 /* Why x is or is not what Eq. 8 and 9 would have. */
@@ -150,14 +152,24 @@ struct tly_inside {
     struct tly_inside_step *step;
 };
 
-/* Chooses.  The paper's rule where one applies, unless another way is predicted to take 1% less; else the fastest of all
- * bases and shares.  0; -EINVAL for a machine that contradicts itself (a switch above itself, indices, rates that are
- * negative or not finite), -E2BIG for switches more than 8 deep, -ENOMEM. */
-int tly_inside_plan(const struct tly_machine *m, const struct tly_inside_job *job, struct tly_inside *out);
+/* What a way may use: a mask. */
+enum {
+    TLY_MAY_RELAY = 1, /* GPUs pass on what others sent them; else groups are direct */
+    TLY_MAY_WEIGH = 2, /* owners have unequal parts */
+    TLY_MAY_COPY = 4,  /* x > 0 */
+    TLY_MAY_ALL = 7,
+};
 
-/* The groups and shares of a way; false if the machine has no such groups. */
+/* Chooses among the ways that `may` allows.  The paper's rule where one applies, unless another way is predicted to take 1%
+ * less; else the fastest of all bases and shares.  0; -EINVAL for a machine that contradicts itself (a switch above itself, indices, rates that are
+ * negative or not finite), -E2BIG for switches more than 8 deep, -ENOMEM. */
+int tly_inside_plan(const struct tly_machine *m, const struct tly_inside_job *job, unsigned may,
+                    struct tly_inside *out);
+
+/* The groups and shares of a way; false if the machine has no such groups.  direct: GPUs join groups in their order, each the
+ * first group of which it reaches every GPU. */
 bool tly_inside_way(const struct tly_machine *m, enum tly_inside_base base, enum tly_inside_shares shares,
-                    struct tly_inside_way *way);
+                    bool direct, struct tly_inside_way *way);
 
 /* What BytePS compares with, an all-reduce that looks at no topology: over NVLinks where they join all GPUs, in and out of
  * the machine by the GPU beside the card ("root = 0"); else a ring over PCIe, or single copies where it cannot be. */

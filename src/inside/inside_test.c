@@ -45,7 +45,7 @@ static void choose(double traffic)
 {
     struct tly_inside_job job = {.bytes = (uint64_t)M, .traffic = traffic};
     tly_inside_finish(&plan);
-    assert_int_equal(tly_inside_plan(&machine, &job, &plan), 0);
+    assert_int_equal(tly_inside_plan(&machine, &job, TLY_MAY_ALL, &plan), 0);
     checked("the choice");
 }
 
@@ -147,7 +147,7 @@ static void by(enum tly_inside_base base, enum tly_inside_shares shares, double 
 {
     struct tly_inside_way way;
     struct tly_inside_job job = {.bytes = (uint64_t)M, .traffic = traffic};
-    assert_true(tly_inside_way(&machine, base, shares, &way));
+    assert_true(tly_inside_way(&machine, base, shares, false, &way));
     tly_inside_finish(&plan);
     assert_int_equal(tly_inside_try(&machine, &job, &way, &plan), 0);
     checked("a way");
@@ -173,7 +173,7 @@ static double with_roots(unsigned roots, double traffic)
     struct tly_inside_way way;
     struct tly_inside_job job = {.bytes = (uint64_t)M, .traffic = traffic};
     int count = __builtin_popcount(roots);
-    assert_true(tly_inside_way(&machine, TLY_GROUP_NVLINK, TLY_SHARE_EQUAL, &way));
+    assert_true(tly_inside_way(&machine, TLY_GROUP_NVLINK, TLY_SHARE_EQUAL, false, &way));
     for (int g = 0; g < 8; g++)
         way.share[g] = roots >> g & 1 ? 1.0 / count : 0;
     tly_inside_finish(&plan);
@@ -363,6 +363,56 @@ static void one_machine_alone(void **state)
     assert_true(plan.way.base == TLY_GROUP_SWITCH && plan.rule == 2);
 }
 
+static void choose_direct(const char *name)
+{
+    struct tly_inside_job job = {.bytes = (uint64_t)M, .traffic = EIGHT_MACHINES};
+    load(name);
+    tly_inside_finish(&plan);
+    assert_int_equal(tly_inside_plan(&machine, &job, 0, &plan), 0);
+    checked("direct copies");
+}
+
+static void direct_copies_alone(void **state)
+{
+    choose_direct("nvlink"); /* NVLinks join all pairs in each half; roots are as before */
+    for (int g = 0; g < 8; g++) {
+        assert_int_equal(plan.way.group[g], g / 4);
+        near(1 + plan.way.share[g], g < 2 ? 1 : g < 4 ? 1.5 : 1.25, 1e-12);
+    }
+    near(plan.seconds, 1.75 * M / (100 * GBIT), 1e-8);
+    for (int i = 0; i < plan.links; i++) { /* what a root owns comes over each of its links */
+        const struct tly_inside_link *l = &plan.link[i];
+        if (l->type == TLY_LINK_NVLINK && l->a / 4 == l->b / 4)
+            near(1 + l->bytes, 1 + M * (plan.way.share[l->a] + plan.way.share[l->b]), 1e-8);
+    }
+    choose_direct("dgx1"); /* a half's GPUs do not reach the other's */
+    assert_true(plan.way.base == TLY_GROUP_NVLINK && plan.way.groups == 2);
+    choose_direct("pcie"); /* as many bytes as around a ring */
+    assert_true(plan.by_rule && plan.way.base == TLY_GROUP_SWITCH);
+    near(bytes_on(TLY_LINK_GPU_UP, 0), 7 * M / 4, 1e-8);
+    choose_direct("mig");
+    assert_int_equal(plan.way.base, TLY_GROUP_SINGLE);
+}
+
+static void unequal_parts_and_brute_force_are_left_out(void **state)
+{
+    struct tly_inside_job job = {.bytes = (uint64_t)M, .traffic = 0};
+    load("pcie");
+    for (int n = 0; n < machine.nodes; n++)
+        machine.node[n].bandwidth = (struct tly_rate){1000 * GBIT, TLY_GIVEN};
+    choose(0);
+    assert_true(plan.way.copied > 0);
+    tly_inside_finish(&plan);
+    assert_int_equal(tly_inside_plan(&machine, &job, TLY_MAY_ALL & ~TLY_MAY_COPY, &plan), 0);
+    assert_true(plan.way.copied == 0);
+    load("nested");
+    tly_inside_finish(&plan);
+    job.traffic = EIGHT_MACHINES;
+    assert_int_equal(tly_inside_plan(&machine, &job, TLY_MAY_ALL & ~TLY_MAY_WEIGH, &plan), 0);
+    for (int i = 0; i < plan.options; i++)
+        assert_true(plan.option[i].shares != TLY_SHARE_BALANCED);
+}
+
 static void better_places(void **state)
 {
     struct tly_inside_move move[2];
@@ -443,12 +493,17 @@ static void random_machines_sum(void **state)
         struct tly_inside_job job = {.bytes = 1 + below(1000000),
                                      .traffic = below(3) ? below(200) / 100.0 : 0};
         tly_inside_finish(&plan);
-        assert_int_equal(tly_inside_plan(&machine, &job, &plan), 0);
+        assert_int_equal(tly_inside_plan(&machine, &job, TLY_MAY_ALL, &plan), 0);
         if (tly_inside_check(&machine, &plan, why, sizeof why) != 0)
             fail_msg("machine %d: %s", i, why);
+        tly_inside_finish(&plan);
+        assert_int_equal(tly_inside_plan(&machine, &job, below(TLY_MAY_ALL), &plan), 0);
+        if (tly_inside_check(&machine, &plan, why, sizeof why) != 0)
+            fail_msg("machine %d, restricted: %s", i, why);
         for (int b = 0; b < TLY_GROUP_BASES; b++) { /* and by every way, chosen or not */
             struct tly_inside_way way;
-            if (!tly_inside_way(&machine, (enum tly_inside_base)b, (enum tly_inside_shares)below(3), &way))
+            if (!tly_inside_way(&machine, (enum tly_inside_base)b, (enum tly_inside_shares)below(3), below(2),
+                                &way))
                 continue;
             way.copied = below(2) ? below(101) / 100.0 : 0;
             tly_inside_finish(&plan);
@@ -478,7 +533,7 @@ static void symmetric_machines_follow_the_formulas(void **state)
         struct tly_inside_way way;
         struct tly_inside_job job = {.bytes = 840000000};
         double m = (double)job.bytes;
-        assert_true(tly_inside_way(&machine, TLY_GROUP_SWITCH, TLY_SHARE_EQUAL, &way));
+        assert_true(tly_inside_way(&machine, TLY_GROUP_SWITCH, TLY_SHARE_EQUAL, false, &way));
         way.copied = x;
         tly_inside_finish(&plan);
         assert_int_equal(tly_inside_try(&machine, &job, &way, &plan), 0);
@@ -489,7 +544,7 @@ static void symmetric_machines_follow_the_formulas(void **state)
             near(bytes_on(TLY_LINK_GPU_DOWN, g), eq9(l, x) * m, 1e-7);
         near(plan.seconds, m * fmax(eq8(l, x) / up, eq9(l, x) / gpu), 1e-7);
         tly_inside_finish(&plan);
-        assert_int_equal(tly_inside_plan(&machine, &job, &plan), 0);
+        assert_int_equal(tly_inside_plan(&machine, &job, TLY_MAY_ALL, &plan), 0);
         if (plan.way.base == TLY_GROUP_SWITCH) {
             near(plan.without_copied_seconds, m * time_assisted(l, gpu, up), 1e-7);
             assert_true(fabs(plan.best_copied - best_share(l, gpu, up)) < 1e-5);
@@ -560,7 +615,7 @@ static int planned(uint64_t bytes, double traffic)
 {
     struct tly_inside_job job = {.bytes = bytes, .traffic = traffic};
     tly_inside_finish(&plan);
-    return tly_inside_plan(&machine, &job, &plan);
+    return tly_inside_plan(&machine, &job, TLY_MAY_ALL, &plan);
 }
 
 static void what_is_no_machine_is_refused(void **state)
@@ -627,6 +682,8 @@ int main(void)
         cmocka_unit_test(few_gpus),
         cmocka_unit_test(slices_copy_all_they_have),
         cmocka_unit_test(one_machine_alone),
+        cmocka_unit_test(direct_copies_alone),
+        cmocka_unit_test(unequal_parts_and_brute_force_are_left_out),
         cmocka_unit_test(better_places),
         cmocka_unit_test(random_machines_sum),
         cmocka_unit_test(symmetric_machines_follow_the_formulas),

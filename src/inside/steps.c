@@ -8,10 +8,10 @@
 
 enum { MAX_CUTS = 2 * TLY_MAX_GPUS + 2 * TLY_MAX_CARDS + 2 };
 
-/* The members of one group; bytes go around `order` where it closes to a ring, else along trees. */
+/* The members of one group, and how bytes go in it (struct tly_inside_way). */
 struct group {
     int count;
-    bool ring, nvlink;
+    bool direct, ring, nvlink;
     uint8_t order[TLY_MAX_GPUS];
 };
 
@@ -111,7 +111,9 @@ static void steps_cut(struct tly_inside_work *w)
 
 static void steps_gather_group(const struct tly_inside_work *w, int group, struct group *g)
 {
-    *g = (struct group){.ring = w->way->ring[group], .nvlink = w->way->base == TLY_GROUP_NVLINK};
+    *g = (struct group){.direct = w->way->direct,
+                        .ring = w->way->ring[group],
+                        .nvlink = w->way->base == TLY_GROUP_NVLINK};
     for (int i = 0; i < w->m->gpus; i++)
         if (w->way->group[w->way->order[i]] == group)
             g->order[g->count++] = w->way->order[i];
@@ -129,6 +131,15 @@ static int steps_ring_hops(const struct group *g, int owner, struct hop *hop)
         at++;
     for (int i = 1; i < g->count; i++)
         hop[n++] = (struct hop){g->order[(at + i) % g->count], g->order[(at + i + 1) % g->count]};
+    return n;
+}
+
+static int steps_direct_hops(const struct group *g, int owner, struct hop *hop)
+{
+    int n = 0;
+    for (int i = 0; i < g->count; i++)
+        if (g->order[i] != owner)
+            hop[n++] = (struct hop){g->order[i], (uint8_t)owner};
     return n;
 }
 
@@ -164,11 +175,15 @@ static void steps_within_groups(struct tly_inside_work *w, bool back)
             struct hop hop[TLY_MAX_GPUS];
             if (w->low[owner] == w->high[owner])
                 continue;
-            int n = g.ring ? steps_ring_hops(&g, owner, hop) : steps_tree_hops(w->m, &g, owner, hop);
+            int n = g.direct ? steps_direct_hops(&g, owner, hop)
+                    : g.ring ? steps_ring_hops(&g, owner, hop)
+                             : steps_tree_hops(w->m, &g, owner, hop);
             for (int j = 0; j < n; j++) {
                 struct hop h = back ? (struct hop){hop[n - 1 - j].to, hop[n - 1 - j].from} : hop[j];
                 struct tly_inside_path p = {0};
-                tly_inside_gpu_to_gpu(w, h.from, h.to, g.nvlink, &p);
+                /* GPUs that copy directly do so over NVLink where they have it. */
+                bool nvlink = g.direct ? tly_inside_nvlinked(w->m, h.from, h.to) : g.nvlink;
+                tly_inside_gpu_to_gpu(w, h.from, h.to, nvlink, &p);
                 steps_emit(w,
                            steps_make(back ? 6 : 1, back ? TLY_DO_COPY : TLY_DO_ADD, TLY_AT_GPU, h.from,
                                       TLY_AT_GPU, h.to, w->low[owner], w->high[owner]),

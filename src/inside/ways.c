@@ -25,7 +25,17 @@ static bool ways_linked(const struct tly_machine *m, enum tly_inside_base base, 
     }
 }
 
-/* Those that are joined directly or through others; numbered by the first of each. */
+/* Does the GPU belong to the group of these?  If that is direct, it reaches them all, else one. */
+static bool ways_joins(const struct tly_machine *m, const struct tly_inside_way *way, const uint8_t *found,
+                       int n, int gpu)
+{
+    int linked = 0;
+    for (int i = 0; i < n; i++)
+        linked += ways_linked(m, way->base, found[i], gpu);
+    return linked >= (way->direct ? n : 1);
+}
+
+/* Groups are numbered by the first GPU of each. */
 static void ways_find_groups(const struct tly_machine *m, struct tly_inside_way *way)
 {
     bool seen[TLY_MAX_GPUS] = {false};
@@ -35,14 +45,16 @@ static void ways_find_groups(const struct tly_machine *m, struct tly_inside_way 
         if (seen[first])
             continue;
         seen[first] = true;
-        for (int at = 0; at < n; at++) {
-            way->group[found[at]] = (uint8_t)way->groups;
-            for (int i = 0; i < m->gpus; i++)
-                if (!seen[i] && ways_linked(m, way->base, found[at], i)) {
+        for (int before = 0; before < n;) {
+            before = n;
+            for (int i = first + 1; i < m->gpus; i++)
+                if (!seen[i] && ways_joins(m, way, found, n, i)) {
                     seen[i] = true;
                     found[n++] = (uint8_t)i;
                 }
         }
+        for (int i = 0; i < n; i++)
+            way->group[found[i]] = (uint8_t)way->groups;
         way->groups++;
     }
 }
@@ -167,10 +179,10 @@ static void ways_leave_out(const struct tly_machine *m, struct tly_inside_way *w
 }
 
 bool tly_inside_way(const struct tly_machine *m, enum tly_inside_base base, enum tly_inside_shares shares,
-                    struct tly_inside_way *way)
+                    bool direct, struct tly_inside_way *way)
 {
     double equal[TLY_MAX_GPUS] = {0};
-    *way = (struct tly_inside_way){.base = base, .shares = shares};
+    *way = (struct tly_inside_way){.base = base, .shares = shares, .direct = direct};
     ways_find_groups(m, way);
     ways_set_order(m, way);
     for (int g = 0; g < m->gpus; g++)
@@ -184,11 +196,11 @@ bool tly_inside_way(const struct tly_machine *m, enum tly_inside_base base, enum
 bool tly_inside_plain(const struct tly_machine *m, struct tly_inside_way *way)
 {
     double weight[TLY_MAX_GPUS] = {0};
-    bool linked = tly_inside_way(m, TLY_GROUP_NVLINK, TLY_SHARE_EQUAL, way) && way->groups == 1;
+    bool linked = tly_inside_way(m, TLY_GROUP_NVLINK, TLY_SHARE_EQUAL, false, way) && way->groups == 1;
     int root = 0;
     if (!linked)
-        return tly_inside_way(m, TLY_GROUP_ALL, TLY_SHARE_EQUAL, way) ||
-               tly_inside_way(m, TLY_GROUP_SINGLE, TLY_SHARE_EQUAL, way);
+        return tly_inside_way(m, TLY_GROUP_ALL, TLY_SHARE_EQUAL, false, way) ||
+               tly_inside_way(m, TLY_GROUP_SINGLE, TLY_SHARE_EQUAL, false, way);
     for (int g = m->gpus - 1; g >= 0; g--)
         if (tly_inside_shares_card(m, g))
             root = g;

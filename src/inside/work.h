@@ -15,6 +15,7 @@ struct tly_inside_work {
     const struct tly_machine *m;
     struct tly_inside *out; /* its links, and its steps if `keep` */
     struct tly_inside_job job;
+    unsigned may; /* what ways may use */
     bool keep;
     int err;
     int switch_at, card_at, between_at, memory_at, nvswitch_at; /* the first link of each kind */
@@ -61,9 +62,9 @@ double tly_inside_seconds(struct tly_inside_work *w, const struct tly_inside_way
 
 /* Begins work; out is set up and w->out.  NULL with an error. */
 struct tly_inside_work *tly_inside_begin(const struct tly_machine *m, const struct tly_inside_job *job,
-                                         struct tly_inside *out, int *err);
+                                         unsigned may, struct tly_inside *out, int *err);
 
-/* Fills in out->way and what led to it; `quick` leaves out the shares that take long to find. */
-int tly_inside_choose(struct tly_inside_work *w, bool quick);
+/* Fills in out->way and what led to it. */
+int tly_inside_choose(struct tly_inside_work *w);
 
 #endif

@@ -103,6 +103,27 @@ def test_roots_of_two_groups(tmp_path):
     assert "reduce over NVLink to GPU 2 to 7, and broadcast from there; the CPU sums across groups" in done.stdout
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_direct_copies_alone(name):
+    """Owners copy from each GPU of their group, and it says so where another way is better."""
+    found, text = topo(name), tally("topo", *files(name)).stdout
+    direct = found["direct"]
+    group, share = direct["group_of_gpu"], direct["share_of_gpu"]
+    copies = [step for step in direct["steps"] if step["from"][0] == step["to"][0] == "gpu"]
+    for step in copies:
+        (_, giver), (_, taker) = step["from"], step["to"]
+        assert group[giver] == group[taker] and share[taker if step["stage"] == 1 else giver] > 0
+    count = {g: group.count(g) for g in group}
+    assert len(copies) == sum(2 * (count[g] - 1) for g, s in zip(group, share) if s > 0)
+    sums = {}
+    for step in direct["steps"]:
+        for link in step["links"]:
+            sums[link] = sums.get(link, 0) + step["bytes"]
+    assert sums == pytest.approx({link["link"]: link["bytes"] for link in direct["links"]})
+    assert direct["time_s"] >= found["time_s"] * (1 - 1e-9)
+    assert ("with direct copies alone: " + direct["strategy"] in text) == (name == "dgx1")
+
+
 def test_what_a_better_place_would_bring():
     text = tally("topo", *files("uneven")).stdout
     assert "better placement: card eth0 at a port of its own" in text and "33% less" in text
