@@ -105,24 +105,29 @@ _options = {}
 _OPTIONS_SIZE = ctypes.sizeof(_lib.Options)
 
 
-def options_of(call, shape):
-    """(address, what must live as long as it is used) of a call's options."""
+def options_of(call, shape, stream=None):
+    """(address, what must live as long as it is used) of a call's options.
+
+    stream: the CUstream after whose work the input is ready, for memory of a GPU; None: memory of the host."""
     known = call.options
-    if known is None or known[0] != shape:
+    if known is None or known[0] != shape or stream is not None:
         key = (shape, call.priority, call.prescale, call.postscale, call.space, call.then is not None, call.group, call.note,
-               call.partial)
-        known = call.options = shape, _options.get(key) or _make_options(*key)
+               call.partial, stream)
+        known = shape, _options.get(key) or _make_options(*key)
+        if stream is None:
+            call.options = known
     return known[1]
 
 
 def _make_options(*key):
-    shape, priority, prescale, postscale, space, queued, group, note, partial = key
+    shape, priority, prescale, postscale, space, queued, group, note, partial, stream = key
     if prescale == 0 or postscale == 0:
         raise ValueError("prescale_factor and postscale_factor must not be 0")
     dims = (ctypes.c_int64 * len(shape))(*shape)
     options = _lib.Options(size=_OPTIONS_SIZE, priority=max(-2**31, min(2**31 - 1, priority)), ndim=len(shape),
                            shape=dims, prescale=prescale, postscale=postscale, space=space,
-                           queued=queued, group=group, note=note and note.encode(), partial=partial)
+                           queued=queued, group=group, note=note and note.encode(), partial=partial,
+                           place=stream is not None, stream=stream)
     if len(_options) >= 8192:  # shapes without end, say of variable batches
         _options.clear()
     entry = _options[key] = (ctypes.addressof(options), options, dims)

@@ -279,9 +279,11 @@ def _submit(kind, function, call, shape, keep, result, *arguments, elements=0):
     return operation
 
 
-def push_pull(call, source, target, count, dtype, shape, keep=None, result=None, _function=lib.tally_push_pull,
-              _byref=ctypes.byref):
-    """Submit a reduction of `count` elements at address `source` into `target` (the same: in place)."""
+def push_pull(call, source, target, count, dtype, shape, keep=None, result=None, stream=None,
+              _function=lib.tally_push_pull, _byref=ctypes.byref):
+    """Submit a reduction of `count` elements at address `source` into `target` (the same: in place).
+
+    stream: as in options_of(); then both addresses are a GPU's."""
     job = call.job or own
     comm, events = job.comm, job.events
     if comm is None:
@@ -295,7 +297,8 @@ def push_pull(call, source, target, count, dtype, shape, keep=None, result=None,
     if encoded is None and call.name is not None:
         encoded = call.encoded = encode(call.name)
     try:
-        options = known[1] if known is not None and known[0] == shape else options_of(call, shape)
+        options = (known[1] if known is not None and known[0] == shape and stream is None
+                   else options_of(call, shape, stream))
         status = _function(comm, encoded, source, target, count, dtype, call.reduction, options[0], _byref(op))
         if status == 0 and then is not None:
             events.expect(op.value, then, operation)

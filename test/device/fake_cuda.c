@@ -2,7 +2,7 @@
  *
  * Streams: work is carried out when something waits for it, and no earlier: cuEventSynchronize or
  * cuStreamSynchronize.  Only what it depends on is carried out.  So a copy reads its source as late as
- * possible, and what comes from the wrong stream is missing.
+ * possible, and what comes from the wrong stream is missing.  A test can hold a stream, as a long kernel would.
  *
  * Memory: an address of a GPU cannot be read by the host.  It has noise when it is allocated, and when a result is on its way to
  * it; it is gone after it is freed.  Copies want registered memory of the host, which CUDA only likes better.
@@ -10,9 +10,10 @@
  * FAKE_CUDA is a list of words:
  *   gpus=N                 how many; CUDA_VISIBLE_DEVICES hides and orders them as in CUDA
  *   pinned=BYTES           how much of the host's memory can be registered
- *   fail=CALL:CODE[:N]     the N-th call of this name (1) fails
+ *   fail=CALL:CODE[:N]     the N-th call of this name, or "copy to a GPU", fails (1)
  *
- * What CUDA leaves undefined ends the process with a sentence.  `lock` guards everything. */
+ * What CUDA leaves undefined ends the process with a sentence.  `lock` guards everything; functions that a stream calls run
+ * without it, and meanwhile their stream is busy. */
 #include "test/device/fake_cuda.h"
 
 #include <pthread.h>
@@ -33,6 +34,7 @@ enum {
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
+    NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
@@ -59,15 +61,17 @@ struct range {
 struct stream {
     struct stream *next;
     int gpu;
-    bool gone, capturing;
+    bool gone, capturing, held, busy;
     uint64_t given, done; /* works */
     struct work *first, **last;
 };
 
 struct work {
     struct work *next;
-    enum { COPY, WAIT } what;
+    enum { COPY, WAIT, CALL } what;
     struct range in, out; /* of the application's addresses */
+    void (*function)(void *);
+    void *argument;
     struct stream *other; /* WAIT for so many works of it */
     uint64_t until;
 };
@@ -84,12 +88,13 @@ static struct gpu {
 } gpus[MOST_GPUS];
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* a stream is busy or held no longer */
 static struct memory *memories;
 static struct stream *streams;
 static struct event *events;
 static int fatal, present, visible_count, visible[MOST_GPUS];
 static bool started;
-static size_t pinned, pinned_most;
+static size_t pinned, pinned_most, pinned_peak;
 static struct {
     char call[40];
     int code, at, seen;
@@ -110,11 +115,17 @@ static void die(const char *format, ...)
 
 /* --- the settings ----------------------------------------------------------------------------------------- */
 
+static void let_fail(const char *what)
+{
+    memset(&failing, 0, sizeof failing);
+    failing.at = 1;
+    sscanf(what, "%39[^:]:%d:%d", failing.call, &failing.code, &failing.at);
+}
+
 static void take(const char *word)
 {
     if (strncmp(word, "fail=", 5) == 0) {
-        failing.at = 1;
-        sscanf(word, "fail=%39[^:]:%d:%d", failing.call, &failing.code, &failing.at);
+        let_fail(word + 5);
     } else if (sscanf(word, "gpus=%d", &present) != 1 && sscanf(word, "pinned=%zu", &pinned_most) != 1) {
         die("what is %s?", word);
     }
@@ -147,16 +158,23 @@ static void start(void)
         visible[visible_count++] = (int)strtol(order, &end, 10);
 }
 
+/* What a call of this name returns this time, beside what it does. */
+static int fault(const char *call)
+{
+    if (strcmp(failing.call, call) != 0 || ++failing.seen != failing.at)
+        return OK;
+    if (failing.code == ILLEGAL_ADDRESS || failing.code == 719)
+        fatal = failing.code;
+    return failing.code;
+}
+
 /* Every call begins with this.  OK: the lock is held, until leave(). */
 static int enter(const char *call, bool in_context)
 {
     pthread_mutex_lock(&lock);
     int code = !started ? 3 : fatal ? fatal : in_context && !depth ? INVALID_CONTEXT : OK;
-    if (!code && strcmp(failing.call, call) == 0 && ++failing.seen == failing.at) {
-        code = failing.code;
-        if (code == ILLEGAL_ADDRESS || code == 719)
-            fatal = code;
-    }
+    if (!code)
+        code = fault(call);
     if (code)
         pthread_mutex_unlock(&lock);
     return code;
@@ -317,6 +335,8 @@ EXPORT int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
     struct memory *m = add(HOST, -1, bytes);
     m->address = m->data = at;
     pinned += bytes;
+    if (pinned > pinned_peak)
+        pinned_peak = pinned;
     return leave(OK);
 }
 
@@ -360,27 +380,49 @@ static int place_of(const void *at)
     return !m || m->kind == HOST ? 0 : 1 + m->gpu;
 }
 
-static void carry_out(const struct work *w)
+static void force(struct stream *s, uint64_t until);
+
+static void copy(const struct work *w)
 {
     memmove(data_of(w->out.at), data_of(w->in.at), w->out.bytes);
     moved[place_of(w->in.at)][place_of(w->out.at)] += w->out.bytes;
 }
 
+static void carry_out(const struct work *w)
+{
+    if (w->what == WAIT) {
+        force(w->other, w->until);
+    } else if (w->what == COPY && !fatal) {
+        copy(w);
+    } else if (!fatal) {
+        pthread_mutex_unlock(&lock);
+        w->function(w->argument);
+        pthread_mutex_lock(&lock);
+    }
+}
+
+static void carry_out_next(struct stream *s)
+{
+    struct work *w = s->first;
+    s->busy = true;
+    carry_out(w);
+    s->busy = false;
+    s->first = w->next;
+    if (!s->first)
+        s->last = &s->first;
+    s->done++;
+    free(w);
+    pthread_cond_broadcast(&changed);
+}
+
 /* Carry out the first works of a stream, up to so many in all, and what they wait for. */
 static void force(struct stream *s, uint64_t until)
 {
-    while (s->done < until) {
-        struct work *w = s->first;
-        if (w->what == WAIT)
-            force(w->other, w->until);
-        else if (!fatal)
-            carry_out(w);
-        s->first = w->next;
-        if (!s->first)
-            s->last = &s->first;
-        s->done++;
-        free(w);
-    }
+    while (s->done < until)
+        if (s->busy || s->held)
+            pthread_cond_wait(&changed, &lock);
+        else
+            carry_out_next(s);
 }
 
 static struct stream *stream_of(void *handle)
@@ -437,6 +479,13 @@ EXPORT int cuStreamSynchronize(void *handle)
     return leave(fatal);
 }
 
+EXPORT int cuLaunchHostFunc(void *handle, void (*function)(void *), void *argument)
+{
+    ENTER("cuLaunchHostFunc", true);
+    give(stream_of(handle), (struct work){.what = CALL, .function = function, .argument = argument});
+    return leave(OK);
+}
+
 EXPORT int cuStreamIsCapturing(void *handle, int *status)
 {
     ENTER("cuStreamIsCapturing", true);
@@ -472,8 +521,10 @@ EXPORT int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t 
                      .out = {(const uint8_t *)(uintptr_t)to, bytes}};
     if (!reaches(s->gpu, w.in) || !reaches(s->gpu, w.out))
         return leave(INVALID_VALUE);
-    give(s, w);
-    return leave(OK);
+    int code = place_of(w.out.at) ? fault("copy to a GPU") : OK;
+    if (!code)
+        give(s, w);
+    return leave(code);
 }
 
 /* --- events ------------------------------------------------------------------------------------------------- */
@@ -520,6 +571,13 @@ EXPORT int cuStreamWaitEvent(void *stream, void *handle, unsigned flags)
     if (e->stream)
         give(stream_of(stream), (struct work){.what = WAIT, .other = e->stream, .until = e->until});
     return leave(OK);
+}
+
+EXPORT int cuEventQuery(void *handle)
+{
+    ENTER("cuEventQuery", true);
+    struct event *e = handle;
+    return leave(fatal ? fatal : e->stream && e->stream->done < e->until ? NOT_READY : OK);
 }
 
 EXPORT int cuEventSynchronize(void *handle)
@@ -603,6 +661,30 @@ EXPORT void *fake_cuda_data(const void *at)
     void *data = data_of(at);
     pthread_mutex_unlock(&lock);
     return data;
+}
+
+EXPORT void fake_cuda_hold(void *stream, int held)
+{
+    pthread_mutex_lock(&lock);
+    ((struct stream *)stream)->held = held;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT void fake_cuda_fail(const char *what)
+{
+    pthread_mutex_lock(&lock);
+    let_fail(what);
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT uint64_t fake_cuda_pinned(void)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t most = pinned_peak;
+    pinned_peak = pinned;
+    pthread_mutex_unlock(&lock);
+    return most;
 }
 
 EXPORT uint64_t fake_cuda_moved(int from, int to)

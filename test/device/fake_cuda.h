@@ -11,6 +11,12 @@ enum { FAKE_PLACES = 65 };
 void *fake_cuda_data(const void *address);
 /* Bytes that copies have moved. */
 uint64_t fake_cuda_moved(int from, int to);
+/* Hold a stream's work back, or no longer. */
+void fake_cuda_hold(void *stream, int held);
+/* The most bytes of the host's memory that were registered at a time since the last call. */
+uint64_t fake_cuda_pinned(void);
+/* As the word fail= of FAKE_CUDA, without that; "": nothing fails any more. */
+void fake_cuda_fail(const char *what);
 /* How often the call that FAKE_CUDA lets fail has been made. */
 int fake_cuda_calls(void);
 /* How many pieces of memory, streams, events and contexts have not been given back. */

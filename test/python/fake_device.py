@@ -1,109 +1,195 @@
-"""A device that is not there, for tests of tally.torch.device: tensors in host memory that behave as CUDA's do.
+"""A device that is not there, for tests of CUDA tensors: tensors that behave as CUDA's do, in memory and on streams of the
+tests' driver (test/device/fake_cuda.c), which Tally's library finds, too.
 
-What a thread asks of a tensor is put on the stream that is current, and done later: one thread takes the streams' next
-pieces of work in an order that the seed decides, as adverse as streams and events allow.  Memory holds rubbish until its
-work is done, and again once nobody holds the tensor, unless a stream was said to use it (record_stream).  What would
-make a program wait for the device is an error: item(), copies to memory that is not pinned or that block.
+What a thread asks of a tensor is put on the stream that is current: the driver calls a function there.  It does so as late as
+CUDA allows, when something waits for it; some streams are waited for early, at random, by a thread of this module.  Memory
+holds rubbish until its work is done, and again once nobody holds the tensor, unless a stream was said to use it
+(record_stream).  What would make a program wait for the device is an error: item(), copies to memory that is not pinned or
+that block.  A read of a device's memory on the host ends the process.
 
 Flow: install() puts Fakes where tally.torch.device looks for its devices; tensor() makes tensors, read() looks at them.
 """
 
 import contextlib
+import ctypes
+import itertools
+import os
+import queue
 import random
 import sys
 import threading
 import weakref
-from collections import deque
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+import jobs
+import tally
+
 _RUBBISH = 0xA5
-_FAR = 1 << 60  # added to addresses: who reads them as the host's does not get far
+_ROOM = 64 << 20     # bytes of a device
+_SMALLEST = 512      # bytes of a block
+_NOT_READY = 600     # CUDA_ERROR_NOT_READY
+_POOL_BYTES = 1 << 25
 _SYNCHRONIZES = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim")
 
 
-class Event:
-    def __init__(self):
-        self._done = threading.Event()
-
-    def query(self):
-        return self._done.is_set()
-
-    def synchronize(self):
-        if not self._done.wait(60):
-            raise AssertionError("an event has not come within 60 s")
+# --- the driver ----------------------------------------------------------------------------------------------------
 
 
-class Stream:
-    def __init__(self):
-        self.work = deque()
-        self.held = False
+_function = ctypes.CFUNCTYPE(None, c_void_p)
+_arguments = {
+    "cuInit": (c_uint,),
+    "cuDevicePrimaryCtxRetain": (c_void_p, c_int),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxPopCurrent_v2": (c_void_p,),
+    "cuMemAlloc_v2": (c_void_p, c_size_t),
+    "cuStreamCreate": (c_void_p, c_uint),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "cuLaunchHostFunc": (c_void_p, _function, c_void_p),
+    "cuEventCreate": (c_void_p, c_uint),
+    "cuEventDestroy_v2": (c_void_p,),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventQuery": (c_void_p,),
+    "cuEventSynchronize": (c_void_p,),
+    "fake_cuda_data": (c_void_p,),
+    "fake_cuda_fail": (ctypes.c_char_p,),
+    "fake_cuda_hold": (c_void_p, c_int),
+    "fake_cuda_moved": (c_int, c_int),
+    "fake_cuda_pinned": (),
+}
+_results = {"fake_cuda_data": c_void_p, "fake_cuda_moved": c_uint64, "fake_cuda_pinned": c_uint64}
+
+
+def _load():
+    os.environ["FAKE_CUDA"] = "gpus=2"
+    library = ctypes.CDLL(str(jobs.BUILD / "meson" / "test" / "device" / "libcuda.so.1"))
+    for name, arguments in _arguments.items():
+        getattr(library, name).argtypes = arguments
+        getattr(library, name).restype = _results.get(name, c_int)
+    assert library.cuInit(0) == 0
+    return library
+
+
+_cuda = _load()
 
 
 class _World:
-    """All streams, and the thread that does their work."""
+    """What waits on the streams, and the thread that waits for some of them early."""
 
     def __init__(self):
-        self._changed = threading.Condition()
-        self._streams = []  # that have work
-        self._random = random.Random(0)
-        self._thread = None
         self.wrong = []
+        self._random = random.Random(0)
+        self._work = {}  # number -> function
+        self._numbers = itertools.count(1)
+        self._early = queue.SimpleQueue()
+        self._called = _function(self._call)
+        self._thread = None
 
     def seed(self, seed):
-        with self._changed:
-            self._random = random.Random(seed)
+        self._random = random.Random(seed)
 
-    def put(self, stream, *work):
-        """Add work to a stream: an Event to wait for, or a function."""
-        with self._changed:
-            stream.work.extend(work)
-            if stream not in self._streams:
-                self._streams.append(stream)
-            if self._thread is None or not self._thread.is_alive():
+    def put(self, stream, work, early=False):
+        """Call work() on a stream."""
+        number = next(self._numbers)
+        self._work[number] = work
+        stream.gpu.call("cuLaunchHostFunc", stream.handle, self._called, number)
+        if early or self._random.random() < 0.3:
+            self._early.put(stream)
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="fake-device", daemon=True)
                 self._thread.start()
-            self._changed.notify_all()
 
     def hold(self, stream, held):
-        with self._changed:
-            stream.held = held
-            self._changed.notify_all()
+        _cuda.fake_cuda_hold(stream.handle, held)
 
-    def _ready(self):
-        ready = []
-        for stream in list(self._streams):
-            if stream.held:
-                continue
-            while stream.work and isinstance(stream.work[0], Event) and stream.work[0].query():
-                stream.work.popleft()
-            if not stream.work:
-                self._streams.remove(stream)
-            elif not isinstance(stream.work[0], Event):
-                ready.append(stream)
-        return ready
+    def _call(self, number):
+        work = self._work.pop(number)
+        try:
+            work()
+        except Exception as error:
+            self.wrong.append((getattr(work, "said", work), error))
 
     def _run(self):
-        favourite = None
         while True:
-            with self._changed:
-                ready = self._ready()
-                while not ready:
-                    self._changed.wait()
-                    ready = self._ready()
-                # Runs of one stream's work, so that others fall far behind.
-                if favourite not in ready or self._random.random() < 0.3:
-                    favourite = self._random.choice(ready)
-                work = favourite.work.popleft()
-            try:
-                work()
-            except Exception as error:
-                self.wrong.append((getattr(work, "said", work), error))
-            del ready, work
+            stream = self._early.get()
+            stream.gpu.call("cuStreamSynchronize", stream.handle)
 
 
 world = _World()
+
+
+class _Gpu:
+    """One of the driver's GPUs: its context, and memory for tensors that is reused at once."""
+
+    def __init__(self, number):
+        self.context = c_void_p()
+        assert _cuda.cuDevicePrimaryCtxRetain(byref(self.context), number) == 0
+        address = c_ulonglong()
+        self.call("cuMemAlloc_v2", byref(address), _ROOM)
+        self.address, self.data = address.value, _cuda.fake_cuda_data(address.value)
+        self._end, self._free = 0, {}  # bytes -> offsets
+
+    def call(self, name, *arguments):
+        """Call the driver in this context."""
+        before = c_void_p()
+        assert _cuda.cuCtxPushCurrent_v2(self.context) == 0
+        try:
+            code = getattr(_cuda, name)(*arguments)
+        finally:
+            _cuda.cuCtxPopCurrent_v2(byref(before))
+        if code:
+            raise RuntimeError("%s failed: %d" % (name, code))
+
+    def take(self, length):
+        """(bytes, offset) of free memory."""
+        size = max(_SMALLEST, 1 << max(0, length - 1).bit_length())
+        with contextlib.suppress(KeyError, IndexError):
+            return size, self._free[size].pop()
+        offset, self._end = self._end, self._end + size
+        assert self._end <= _ROOM, "out of the device's memory"
+        return size, offset
+
+    def give(self, size, offset):
+        self._free.setdefault(size, []).append(offset)
+
+
+_gpus = {}
+
+
+def _gpu(number):
+    if number not in _gpus:
+        _gpus[number] = _Gpu(number)
+    return _gpus[number]
+
+
+class Stream:
+    def __init__(self, gpu):
+        self.gpu, handle = gpu, c_void_p()
+        gpu.call("cuStreamCreate", byref(handle), 1)
+        self.handle = handle.value  # never destroyed, as PyTorch's
+
+
+class Event:
+    def __init__(self, stream):
+        self._gpu, handle = stream.gpu, c_void_p()
+        self._gpu.call("cuEventCreate", byref(handle), 2)
+        self.handle = handle.value
+        weakref.finalize(self, self._gpu.call, "cuEventDestroy_v2", self.handle).atexit = False
+        self._gpu.call("cuEventRecord", self.handle, stream.handle)
+
+    def query(self):
+        return _cuda.cuEventQuery(self.handle) != _NOT_READY
+
+    def synchronize(self):
+        self._gpu.call("cuEventSynchronize", self.handle)
+
+
+# --- a device ------------------------------------------------------------------------------------------------------
+
+
 _current = threading.local()
 
 
@@ -112,18 +198,24 @@ class Fake:
 
     def __init__(self, place):
         self.place = torch.device(place)
-        self._default = Stream()
+        self.gpu = _gpu(self.place.index)
+        self._default = Stream(self.gpu)
+        self._few = [Stream(self.gpu) for _ in range(4)]  # PyTorch hands out its streams in turn, too
         self._lock = threading.RLock()
         self.pinned_storages = {}  # address -> bytes
         self.pinned_bytes = self.pinned_most = 0
-        self.fail_pinned = self.fail_copies = 0
-        self.copies_out = self.copies_in = 0
 
     def stream(self):
-        return Stream()
+        return Stream(self.gpu)
+
+    def one_of_a_few(self):
+        return world._random.choice(self._few)
 
     def current(self):
         return getattr(_current, "streams", {}).get(self.place, self._default)
+
+    def handle(self, stream):
+        return stream.handle
 
     @contextlib.contextmanager
     def on(self, stream):
@@ -137,20 +229,15 @@ class Fake:
             _current.streams[self.place] = before or self._default
 
     def record(self, stream):
-        event = Event()
-        world.put(stream, event._done.set)
-        return event
+        return Event(stream)
 
     def let_wait(self, stream, event):
-        world.put(stream, event)
+        self.gpu.call("cuStreamWaitEvent", stream.handle, event.handle, 0)
 
     def keep(self, tensor, stream):
         tensor.block.kept.add(stream)
 
     def pinned(self, length):
-        if self.fail_pinned:
-            self.fail_pinned -= 1
-            raise RuntimeError("out of pinned memory")
         memory = torch.full((length,), _RUBBISH, dtype=torch.uint8)
         address = memory.untyped_storage().data_ptr()
         with self._lock:
@@ -206,22 +293,30 @@ class Future:
 class _Block:
     """Memory of one allocation."""
 
-    def __init__(self, memory, runtime):
-        self.kept = set()
-        self._memory, self._runtime, self._stream = memory, runtime, runtime.current()
+    def __init__(self, runtime, length):
+        gpu = runtime.gpu
+        self.kept, self.stream, self._runtime = set(), runtime.current(), runtime
+        self._size, self._offset = gpu.take(length)
+        self.address = gpu.address + self._offset
+        self.data = gpu.data + self._offset
+        self.bytes = torch.frombuffer((ctypes.c_uint8 * self._size).from_address(self.data), dtype=torch.uint8)
+        self.bytes.fill_(_RUBBISH)
 
     def __del__(self, _is_finalizing=sys.is_finalizing):
         if _is_finalizing():
             return
-        # What the allocator may give to another as soon as its own stream, and those it was told of, are through.
-        later = Stream()
-        memory = self._memory.view(-1).view(torch.uint8) if self._memory.numel() else None
-        events = [self._runtime.record(stream) for stream in {self._stream, *self.kept}]
+        # The allocator may give it to another as soon as its own stream, and those it was told of, are through.
+        memory, size, offset, gpu = self.bytes, self._size, self._offset, self._runtime.gpu
 
         def spoil():
-            if memory is not None:
-                memory.fill_(_RUBBISH)
-        world.put(later, *events, spoil)
+            memory.fill_(_RUBBISH)
+            gpu.give(size, offset)
+        later = self.stream
+        if self.kept:
+            later = self._runtime.one_of_a_few()
+            for stream in {self.stream, *self.kept}:
+                self._runtime.let_wait(later, Event(stream))
+        world.put(later, spoil, early=True)
 
 
 class Tensor(torch.Tensor):
@@ -240,7 +335,7 @@ class Tensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     def data_ptr(self):
-        return self.inner.data_ptr() + _FAR
+        return self.inner.data_ptr() - self.block.data + self.block.address if self.inner.numel() else 0
 
     def __repr__(self):
         return "fake tensor of shape %s" % (tuple(self.shape),)
@@ -284,9 +379,7 @@ class Tensor(torch.Tensor):
         shapes = func(*bare_args, **bare)  # of what is there now; for the shapes alone
 
         def make(shape):
-            memory = torch.empty_strided(shape.shape, shape.stride(), dtype=shape.dtype)
-            _spoil(memory)
-            return cls(memory, _Block(memory, runtime), runtime)
+            return _new(cls, shape, runtime)
         results = tree_map(lambda one: make(one) if isinstance(one, torch.Tensor) else one, shapes)
         if not name.startswith(("new_empty", "empty")):
             targets = tree_map(lambda one: one.inner if isinstance(one, Tensor) else one, results)
@@ -307,29 +400,23 @@ class Tensor(torch.Tensor):
             if not isinstance(host, Tensor):
                 if blocks or host.untyped_storage().data_ptr() not in runtime.pinned_storages:
                     raise AssertionError("a copy %s the device that blocks" % ("from" if out else "to"))
-                if runtime.fail_copies:
-                    runtime.fail_copies -= 1
-                    raise RuntimeError("a copy has failed")
-                if out:
-                    runtime.copies_out += 1
-                else:
-                    runtime.copies_in += 1
 
 
-def _spoil(memory):
-    if memory.numel():
-        memory.untyped_storage().copy_(torch.full((memory.untyped_storage().nbytes(),), _RUBBISH,
-                                                  dtype=torch.uint8).untyped_storage())
+def _new(cls, like, runtime):
+    """A tensor of like's shape, strides and type, with rubbish."""
+    length = (1 + sum((size - 1) * step for size, step in zip(like.shape, like.stride()))) if like.numel() else 0
+    block = _Block(runtime, length * like.element_size())
+    inner = torch.empty(0, dtype=like.dtype).set_(block.bytes.untyped_storage(), 0, like.shape, like.stride())
+    return cls(inner, block, runtime)
 
 
 def tensor(values, place="cuda:0"):
     """A tensor of these values, which are there once the current stream has come so far."""
     from tally.torch import device
     runtime = device._devices[torch.device(place)].runtime
-    memory = torch.empty_like(values)
-    _spoil(memory)
-    made, values = Tensor(memory, _Block(memory, runtime), runtime), values.clone()
-    world.put(runtime.current(), lambda: memory.copy_(values))
+    made, values = _new(Tensor, values.contiguous(), runtime), values.clone()
+    inner = made.inner
+    world.put(runtime.current(), lambda: inner.copy_(values))
     return made
 
 
@@ -343,9 +430,41 @@ def read(one):
     return found[0]
 
 
+def moved():
+    """Bytes that Tally's library has copied so far from GPU 0 to the host, and back."""
+    return _cuda.fake_cuda_moved(1, 0), _cuda.fake_cuda_moved(0, 1)
+
+
+def pinned():
+    """The most bytes that Tally's library has pinned at a time since the last call."""
+    return _cuda.fake_cuda_pinned()
+
+
+def fail(what):
+    """Let a call of the driver fail: CALL:CODE[:N]; "" none any more."""
+    _cuda.fake_cuda_fail(what.encode())
+
+
 @contextlib.contextmanager
-def install(seed=0, chunk_bytes=1 << 20, pool_bytes=1 << 25, places=("cuda:0",), patience_s=1000):
-    """Devices of these names, for tensors of a test; yields the Devices.  At the end all pinned memory must be back."""
+def _job_with(pool_bytes):
+    """A job whose library pins no more than so many bytes for a device."""
+    if pool_bytes == _POOL_BYTES:
+        yield
+        return
+    os.environ["TALLY_DEVICE_MEMORY"] = str(max(pool_bytes, 1 << 16))
+    tally.shutdown()
+    tally.init()
+    try:
+        yield
+    finally:
+        del os.environ["TALLY_DEVICE_MEMORY"]
+
+
+@contextlib.contextmanager
+def install(seed=0, chunk_bytes=1 << 20, pool_bytes=_POOL_BYTES, places=("cuda:0",), patience_s=1000):
+    """Devices of these names, for tensors of a test; yields the Devices.  At the end all pinned memory must be back.
+
+    For another size of the pool the job is left and joined anew."""
     from real_device import placed
     from tally.torch import device
     from tally.torch.group import dispatched
@@ -355,7 +474,7 @@ def install(seed=0, chunk_bytes=1 << 20, pool_bytes=1 << 25, places=("cuda:0",),
     synchronize, torch.cuda.synchronize = torch.cuda.synchronize, None
     plain, dispatched.PLAIN = dispatched.PLAIN, (*dispatched.PLAIN, Tensor)  # a real one is no subclass
     try:
-        with placed(places, made, patience_s):
+        with _job_with(pool_bytes), placed(places, made, patience_s):
             yield made
         assert not world.wrong, world.wrong
     finally:

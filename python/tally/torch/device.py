@@ -1,13 +1,19 @@
-"""Tensors on a device go through pinned host memory to Tally and back, while the device computes.
+"""Tensors on a device.  Reductions to all ranks are handed to Tally's library as they are; tensors of other operations go
+through pinned host memory here.
 
-Flow: begin() records an event on the current stream -> the thread "tally-device" takes pinned memory; a side stream
-waits for the event and copies there, chunk by chunk -> when a chunk's copy has ended (an event), its operation is
-submitted -> at the operation's end a thread on the completion queue makes a second side stream copy the result to the
-device, and records an event -> wait() makes the current stream wait for that event.  Nothing waits for the whole device:
-the thread waits for its own copies, and a caller of wait() for the sums, as with Gloo.
+Flow: begin() records an event on the current stream -> the thread "tally-device" takes calls in their order.
 
-The caching allocator does not get tensors' memory back while side streams use it.  Pinned memory passes from one copy to
-the next in the streams' own order.
+  A reduction is submitted at once, in chunks, with a side stream that waits for the event.  The library copies, and ends the
+  operation when the result is in the tensor.
+
+  Of another operation a side stream waits for the event and copies to pinned memory -> when that copy has ended (an event), the
+  operation is submitted -> at its end a thread on the completion queue makes a second side stream copy the result to the
+  device, and records an event -> wait() makes the current stream wait for that event.
+
+Nothing waits for the whole device: the thread waits for its own copies, and a caller of wait() for the sums, as with Gloo.
+
+An operation holds its tensors until its end, and the caching allocator does not get their memory back while side streams use
+it.  Pinned memory passes from one copy to the next in the streams' own order.
 
 Later calls of the same group keep their place (Line).  If a chunk fails, the call's other chunks are taken back
 (Transfer.landed), and all ranks see the first chunk's failure.  After that the other chunks have new names (_attempt), because
@@ -54,6 +60,10 @@ class Cuda:
     def current(self):
         """The calling thread's current stream."""
         return torch.cuda.current_stream(self._place)
+
+    def handle(self, stream):
+        """The driver's CUstream, as a number."""
+        return stream.cuda_stream
 
     def on(self, stream):
         """A context in which `stream` is the current one."""
@@ -309,10 +319,10 @@ class _Load:
 
     def _ended(self, operation):
         self._transfer.operation = operation
-        alone = False
+        alone = False  # whether the operation has not failed on the other ranks
         try:
             operation.wait()
-            alone = True  # the operation has not failed on the other ranks
+            alone = True
             if self._device is not None and not self._transfer.failed():
                 with self._device.arrived():
                     for host, (_, target) in zip(self._hosts, self._spans):
@@ -320,6 +330,7 @@ class _Load:
                             target.copy_(host, non_blocking=True)
                     self._piece.event = self._device.mark()
         except Exception as error:
+            alone = alone or getattr(error, "errno", None) == errno.EIO
             if self._first and not alone and self._kind is not None:
                 _failures[_calls.meeting(self._kind, self._call)] += 1
             self._landed(error, alone)
@@ -434,8 +445,9 @@ class Transfer:
     in flight when the next call comes.  If the first one fails, operations that have not begun never begin, on any rank
     (see _attempt()).  This does not apply if only the first one's copy has failed."""
 
-    def __init__(self, call, device, count, tensors, result):
-        self._device, self._left, self._tensors = device, count, tensors
+    def __init__(self, call, device, count, tensors, result, arriving=None):
+        """arriving: the stream on which results arrive; None: they are there when the operations end."""
+        self._device, self._left, self._tensors, self._arriving = device, count, tensors, arriving
         self._result, self._finish, self._then = result, call.finish, call.then
         self._lock = threading.RLock()  # guards the rest; a signal handler may wait while its thread is in finish
         self._arrived = threading.Event()
@@ -481,8 +493,8 @@ class Transfer:
                 self._failure = failure  # the first's says best why
             if last:
                 try:
-                    if self._failure is None and self._device is not None:
-                        self._event = self._device.runtime.record(self._device.arriving)
+                    if self._failure is None and self._arriving is not None:
+                        self._event = self._device.runtime.record(self._arriving)
                 except Exception as error:
                     self._failure = error
                 then, self._then = self._then, None
@@ -539,23 +551,24 @@ class Transfer:
         return self.operation.gathered()
 
 
-def begin(call, device, loads, result=None, ready=None):
+def begin(call, device, loads, result=None, ready=None, staged=True):
     """Start operations on tensors of one device (None: of the host, behind others of call.line).  Returns their Transfer.
 
     loads: (call, kind, spans, submit) for each operation, as in _Load.
     result: wait() returns it, or call.finish(result).
-    ready: an event after which tensors may be read; default: the current stream's work so far."""
+    ready: an event after which tensors may be read; default: the current stream's work so far.
+    staged: whether submit() takes vectors in host memory; else nothing is copied here."""
     tensors = [one for *_, spans, _ in loads for span in spans for one in span if one is not None]
     if device is not None:
         runtime = device.runtime
-        for tensor in tensors:
+        for tensor in tensors if staged else ():
             runtime.keep(tensor, device.leaving)
             runtime.keep(tensor, device.arriving)
         ready = ready or device.mark()
         loads = [(part, kind, [tuple(one if one is None else one.detach().view(-1) for one in span) for span in spans],
                   submit) for part, kind, spans, submit in loads]
-    transfer = Transfer(call, device, len(loads), tensors, result)
-    _carrier.add([_Load(transfer, i == 0, device, ready, *load) for i, load in enumerate(loads)], call.line)
+    transfer = Transfer(call, device, len(loads), tensors, result, device.arriving if device and staged else None)
+    _carrier.add([_Load(transfer, i == 0, device if staged else None, ready, *load) for i, load in enumerate(loads)], call.line)
     return transfer
 
 
@@ -605,6 +618,7 @@ def named(kind, call):
 
 def reduce(call, source, target, dtype, result):
     """Submit the reduction of the contiguous `source` into `target`, both on one device, as _operations.push_pull() does.
+    The library itself copies from and to the device; the result is there at the operation's end.
 
     In an ordered name space the first operation has no name, and the others are named by the call's number."""
     device, shape, ordered = of(source), source.shape, call.line is not None
@@ -617,15 +631,18 @@ def reduce(call, source, target, dtype, result):
     whole = call.note
     if len(pieces) > 1:  # ranks of other lengths fail with the first one, and hear the lengths
         whole = "%sthe first of %d elements" % (whole + "; " if whole else "", source.numel())
+    runtime, ready = device.runtime, device.mark()
 
     def load(name, low, high):
+        one, other = source[low:high], target[low:high]
         dims = shape if len(pieces) == 1 else (high - low,)
 
-        def submit(part, hosts):
-            address = hosts[0].data_ptr()
-            return _operations.push_pull(part, address, address, high - low, dtype, dims, hosts)
+        def submit(part, _):
+            runtime.let_wait(device.leaving, ready)
+            return _operations.push_pull(part, one.data_ptr(), other.data_ptr(), high - low, dtype, dims, (one, other),
+                                         stream=runtime.handle(device.leaving))
 
         part = call.but(name=None if ordered and low == 0 else name, note=call.note if low else whole)
-        return part, PUSH_PULL, [(source[low:high], target[low:high])], submit
+        return part, PUSH_PULL, [(one, other)], submit
 
-    return begin(call, device, [load(*piece) for piece in pieces], result)
+    return begin(call, device, [load(*piece) for piece in pieces], result, ready, staged=False)

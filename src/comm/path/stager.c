@@ -13,7 +13,8 @@
  * TALLY_DEVICE_MEMORY bounds the memory of a stager.  Ranks that begin operations in different orders would wait for each
  * other's memory, so the bound gives way by one piece when nothing has moved for a second.
  *
- * Failures are those of a stage that vouches: all ranks hear of them.  If an operation ends while its input is being copied, the
+ * If an input cannot be copied, all ranks hear of it, for the stage vouches.  If a result cannot, the operation fails on this
+ * rank alone, with -EIO: the others may have theirs.  If an operation ends while its input is being copied, the
  * copy goes on, and its memory is kept until it has been made.  Nobody minds what the GPU reads then.
  *
  * `lock` of a stager guards it and its works; it is taken under the loop's lock, and the inbox's is taken under it. */
@@ -246,7 +247,7 @@ static void stager_end_flight(struct tly_stager *s, struct stager_flight *f, int
     } else {
         w->landing--;
         if (!w->stopped && err)
-            tly_stage_failed(f->part, -err, tly_error());
+            tly_stage_failed(f->part, EIO, tly_error());
         else if (!w->stopped)
             tly_stage_passed(f->part);
     }
@@ -471,7 +472,7 @@ static bool stager_landed(tally_comm *c, struct tly_part *p)
         stager_copy(&s->in, w, p, p->op->output + p->place, w->piece->data + p->place, p->result_length);
     w->landing += !err;
     if (err)
-        tly_stage_failed(p, -err, tly_error());
+        tly_stage_failed(p, EIO, tly_error());
     pthread_mutex_unlock(&s->lock);
     return false;
 }
