@@ -3,10 +3,11 @@
 machine of the tests would sum.
 
     bench/inside/inside.py [--tally PROGRAM] [--machines FOLDER] [--json FILE] [--plot FIGURE.png]
+    bench/inside/inside.py --flow [--tally PROGRAM] [--machines FOLDER] [--json FILE]
 
 Nothing is measured: `tally plan` and `tally topo` predict, and beside them stands the same from the paper's formulas,
 worked out here anew.  Times are of the communication alone; a training step hides a part of it behind what it computes, so
-the paper's bars, which are whole steps, differ less.
+the paper's bars, which are whole steps, differ less.  With --flow: how near pieces in virtual time come to the forecast.
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -138,6 +139,41 @@ def every_machine(tally):
     return rows
 
 
+FLOWS = [(128, 2, 0), (256, 4, 0), (256, 4, 5), (128, 8, 5), (1024, 2, 5)]  # KB, steps of a kind, us before each
+
+
+def flows(tally):
+    """Direct copies in virtual time: 100 MB, 8 worker machines."""
+    rows = []
+    for path in sorted(tally.machines.glob("*.xml")):
+        for size, steps, delay in FLOWS:
+            found = tally.ask("topo", "-n", WORKERS, "-M", 10**8, "--flow", f"{size}K,{steps},{delay}", *tally.files(path.stem, "--xml"))
+            if not found["gpus"]:
+                break
+            direct = found["direct"]
+            rows.append(
+                {
+                    "bench": "inside_flow",
+                    "machine": path.stem,
+                    "piece": size << 10,
+                    "steps": steps,
+                    "delay_s": 1e-6 * delay,
+                    "strategy": direct["strategy"],
+                    "forecast_s": direct["time_s"],
+                    "time_s": direct["flow"]["time_s"],
+                }
+            )
+    return rows
+
+
+def print_flows(rows):
+    print("100 MB of gradients on each GPU of 8 worker machines, in virtual time: share of the forecast's speed\n")
+    print(f"{'machine':12} {'forecast':>8}", *(f"{f'{size}K,{steps},{delay}':>9}" for size, steps, delay in FLOWS))
+    for first in range(0, len(rows), len(FLOWS)):
+        these = rows[first : first + len(FLOWS)]
+        print(f"{these[0]['machine']:12} {1e3 * these[0]['forecast_s']:5.2f} ms", *(f"{r['forecast_s'] / r['time_s']:>9.1%}" for r in these))
+
+
 def ms(seconds):
     return "-" if seconds is None else f"{1e3 * seconds:.1f}"
 
@@ -192,14 +228,19 @@ def main():
     parser.add_argument("--machines", type=pathlib.Path, default=ROOT / "test" / "topo" / "machines")
     parser.add_argument("--json", help="one object a line")
     parser.add_argument("--plot", help="needs matplotlib")
+    parser.add_argument("--flow", action="store_true", help="in virtual time")
     arguments = parser.parse_args()
     tally = Tally(arguments.tally, arguments.machines)
-    rows = figure_13(tally) + figure_14(tally) + every_machine(tally)
-    print_tables(rows)
+    if arguments.flow:
+        rows = flows(tally)
+        print_flows(rows)
+    else:
+        rows = figure_13(tally) + figure_14(tally) + every_machine(tally)
+        print_tables(rows)
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows)
-    if arguments.plot:
+    if arguments.plot and not arguments.flow:
         draw(rows, arguments.plot)
 
 

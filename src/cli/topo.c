@@ -15,6 +15,7 @@
 
 const char tly_cli_topo_usage[] =
     "usage: tally topo [--xml FILE] [--links FILE] [--svg FILE] [--json] [-n N] [-k K] [-M SIZE]\n"
+    "                  [--flow SIZE[,STEPS[,US]]]\n"
     "\n"
     "Draws this machine, or one from a file: NUMA nodes, PCIe switches, GPUs, NVLinks and network\n"
     "cards.  Predicts how its GPUs best sum their gradients and hand them to the network, what\n"
@@ -27,6 +28,9 @@ const char tly_cli_topo_usage[] =
     "  -n, --workers N     worker machines of the job (8)\n"
     "  -k, --servers K     CPU machines that run tallyd (0)\n"
     "  -M, --bytes SIZE    gradients, in bytes or with K, M, G, T, powers of 1024 (100M)\n"
+    "      --flow SIZE     move the bytes in virtual time, with direct copies alone, in pieces of SIZE;\n"
+    "                      STEPS of a kind are under way on a GPU (2), each begins after US\n"
+    "                      microseconds (0)\n"
     "      --json          print JSON\n";
 
 /* --- reading ------------------------------------------------------------------------------------------------ */
@@ -264,6 +268,16 @@ static void topo_put_strategy(const struct tly_cli_topo *t)
     printf("],\n");
 }
 
+static void topo_put_flow(const struct tly_cli_topo *t)
+{
+    if (!t->flow_job.piece)
+        return;
+    printf(",\n  \"flow\": {\"piece\": %llu, \"steps\": %d, \"pieces\": %llu, ",
+           (unsigned long long)t->flow_job.piece, t->flow_job.most, (unsigned long long)t->flow.pieces);
+    tly_cli_json_number("delay_s", t->flow_job.delay, ", ");
+    tly_cli_json_number("time_s", t->flow.seconds, "}");
+}
+
 static void topo_put_json(const struct tly_cli_topo *t)
 {
     printf("{\n");
@@ -271,6 +285,7 @@ static void topo_put_json(const struct tly_cli_topo *t)
     topo_put_strategy(t);
     printf("  \"direct\": {\n");
     topo_put_way(t, &t->direct);
+    topo_put_flow(t);
     printf("},\n  \"notes\": [");
     for (int i = 0; i < t->m.notes; i++) {
         fputs(i ? ",\n    " : "\n    ", stdout);
@@ -304,24 +319,43 @@ static int topo_decide(struct tly_cli_topo *t, const char *xml, uint64_t bytes)
     if (tly_inside_check(&t->m, &t->plan, why, sizeof why) != 0 ||
         tly_inside_check(&t->m, &t->direct, why, sizeof why) != 0)
         return tly_cli_fail("topo", "this plan would be wrong, which is a mistake in Tally: %s", why);
+    if (t->flow_job.piece)
+        err = tly_inside_flow(&t->m, &t->direct, &t->flow_job, &t->flow);
+    if (err)
+        return tly_cli_fail("topo",
+                            err == -E2BIG ? "--flow: there are more than a million pieces; make them larger"
+                                          : "--flow: %s",
+                            strerror(-err));
     t->betters = tly_inside_better(&t->m, &t->plan.job, t->plan.seconds, t->better);
     if (t->betters < 0)
         return tly_cli_fail("topo", "%s", strerror(-t->betters));
     return 0;
 }
 
+/* SIZE[,STEPS[,US]] */
+static bool topo_read_flow(const char *text, struct tly_flow_job *job)
+{
+    char size[32];
+    size_t n = strcspn(text, ",");
+    double us = 0;
+    int steps = 2, end = 0;
+    snprintf(size, sizeof size, "%.*s", (int)n, text);
+    double bytes = tly_cli_size(size);
+    if (text[n] && sscanf(text + n, ",%d%n,%lf%n", &steps, &end, &us, &end) < 1)
+        return false;
+    *job = (struct tly_flow_job){.piece = (uint64_t)bytes, .delay = 1e-6 * us, .most = steps};
+    return n < sizeof size && !text[n + (size_t)end] && bytes >= 1 && bytes <= (double)(1ULL << 40) &&
+           steps >= 1 && steps <= TLY_FLOW_MOST && us >= 0 && us <= 1e6;
+}
+
 int tly_cli_topo(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"xml", required_argument, NULL, 'x'},
-        {"links", required_argument, NULL, 'l'},
-        {"svg", required_argument, NULL, 's'},
-        {"workers", required_argument, NULL, 'n'},
-        {"servers", required_argument, NULL, 'k'},
-        {"bytes", required_argument, NULL, 'M'},
-        {"json", no_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},
-        {0}};
+        {"xml", required_argument, NULL, 'x'},     {"links", required_argument, NULL, 'l'},
+        {"svg", required_argument, NULL, 's'},     {"workers", required_argument, NULL, 'n'},
+        {"servers", required_argument, NULL, 'k'}, {"bytes", required_argument, NULL, 'M'},
+        {"flow", required_argument, NULL, 'f'},    {"json", no_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},          {0}};
     static struct tly_cli_topo t;
     t.workers = 8;
     const char *xml = NULL, *links = NULL, *svg = NULL;
@@ -352,6 +386,14 @@ int tly_cli_topo(int argc, char **argv)
             bytes = tly_cli_size(optarg);
             if (bytes < 1 || bytes > (double)(1ULL << 40))
                 return tly_cli_misuse("topo", "-M %s is no size up to 1T, such as 100M", optarg);
+            break;
+        case 'f':
+            if (!topo_read_flow(optarg, &t.flow_job))
+                return tly_cli_misuse(
+                    "topo",
+                    "--flow %s: give SIZE[,STEPS[,US]], such as 256K,4,5: 1 to %d steps, up to "
+                    "a million microseconds",
+                    optarg, TLY_FLOW_MOST);
             break;
         case 'j':
             json = true;

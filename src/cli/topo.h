@@ -5,12 +5,15 @@
 
 #include <stdio.h>
 
+#include "inside/flow.h"
 #include "inside/inside.h"
 #include "machine/machine.h"
 
 struct tly_cli_topo {
     struct tly_machine m;
     struct tly_inside plan, direct; /* among all ways; among those with direct copies alone */
+    struct tly_flow_job flow_job;   /* piece is 0: not asked for */
+    struct tly_flow flow;
     struct tly_inside_move better[2];
     int betters, workers, servers;
 };

@@ -421,6 +421,10 @@ static void topo_text_print_strategy(const struct tly_cli_topo *t, bool wide)
     if (p->seconds < t->direct.seconds * (1 - 1e-3))
         printf("with direct copies alone: %s; %s\n", tly_cli_way_text(&t->m, &t->direct.way, text),
                tly_cli_time_text(t->direct.seconds, time));
+    if (t->flow.seconds > 0)
+        printf("direct copies in virtual time, in pieces of %s: %s, %.1f%% of the forecast's speed\n",
+               tly_cli_bytes_text((double)t->flow_job.piece, bytes), tly_cli_time_text(t->flow.seconds, time),
+               100 * t->direct.seconds / t->flow.seconds);
     topo_text_print_options(t);
     for (int i = 0; i < t->betters; i++)
         printf("%sbetter placement: %s takes %s, %.0f%% less\n", i ? "" : "\n",

@@ -10,6 +10,8 @@
  *   inside.c  chooses a way: BytePS's rules, or the fastest of the ways in ways.c
  *   steps.c   writes down each copy of it, with its links (graph.c)
  *   check.c   replays the steps, and shares no code with the files that make them
+ *   order.c   in which order a GPU takes the steps of a group with direct copies
+ *   flow.c    the steps in virtual time, in that order
  *   better.c  other places for a card or a GPU
  *
  * Every way has the same six phases, of which some may be empty:

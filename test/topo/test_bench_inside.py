@@ -62,6 +62,17 @@ def test_what_the_readme_says(inside, tally, capsys):
     assert "root = all" in capsys.readouterr().out
 
 
+def test_pieces_come_near_the_forecast(inside, tally, capsys):
+    rows = inside.flows(tally)
+    by = {(r["machine"], r["piece"], r["steps"], r["delay_s"]): r["forecast_s"] / r["time_s"] for r in rows}
+    assert len(by) == 11 * len(inside.FLOWS) and max(by.values()) <= 1 + 1e-9
+    assert all(by[machine, 128 << 10, 2, 0] >= 0.95 for machine in ("pcie", "nvlink", "hgx"))
+    inside.print_flows(rows)
+    text = (ROOT / "bench" / "inside" / "README.md").read_text(encoding="utf-8")
+    for line in capsys.readouterr().out.splitlines()[3:]:
+        assert line in text
+
+
 def test_the_plot(inside, tally, tmp_path):
     pytest.importorskip("matplotlib")
     inside.draw(inside.figure_13(tally) + inside.figure_14(tally), tmp_path / "figure.png")

@@ -124,6 +124,17 @@ def test_direct_copies_alone(name):
     assert ("with direct copies alone: " + direct["strategy"] in text) == (name == "dgx1")
 
 
+def test_pieces_in_virtual_time():
+    found = topo("pcie", "--flow", "1M,4,5")["direct"]
+    flow = found["flow"]
+    assert flow["pieces"] == 100 and (flow["piece"], flow["steps"], flow["delay_s"]) == (1 << 20, 4, 5e-6)
+    assert found["time_s"] < flow["time_s"] < 2 * found["time_s"]
+    text = tally("topo", *files("pcie"), "--flow", "1M,4,5").stdout
+    assert f"in virtual time, in pieces of 1 MB: {1e3 * flow['time_s']:.2f} ms, {100 * found['time_s'] / flow['time_s']:.1f}% of" in text
+    assert topo("pcie", "--flow", "1M,1")["direct"]["flow"]["time_s"] > topo("pcie", "--flow", "1M")["direct"]["flow"]["time_s"]
+    assert "flow" not in topo("pcie")["direct"] and topo("none", "--flow", "1M")["direct"]["flow"]["time_s"] == 0
+
+
 def test_what_a_better_place_would_bring():
     text = tally("topo", *files("uneven")).stdout
     assert "better placement: card eth0 at a port of its own" in text and "33% less" in text
@@ -239,6 +250,11 @@ def test_too_many_slices(tmp_path):
         (["-k", "-1"], 2, "-k -1"),
         (["-M", "2T"], 2, "-M 2T"),
         (["-M", "much"], 2, "-M much"),
+        (["--flow", "much"], 2, "--flow much"),
+        (["--flow", "1M,0"], 2, "--flow 1M,0"),
+        (["--flow", "1M,2,x"], 2, "--flow 1M,2,x"),
+        (["--flow", "1M,2,-1"], 2, "--flow 1M,2,-1"),
+        (["--flow", "1", "--xml", files("pcie")[1]], 1, "more than a million pieces"),
         (["--xml", "-", "--links", "-"], 2, "only one of"),
         (["else"], 2, "unexpected argument else"),
     ],

@@ -1,0 +1,27 @@
+/* flow.h - a plan's bytes in virtual time: how long pieces take over the links of a machine, in the order of order.h (flow.c).
+ *
+ * tly_inside_plan() forecasts that the busiest link never rests.  This says how near the pieces come to that: the first one has to
+ * arrive, the last one has to leave, and pieces wait for each other. */
+#ifndef TLY_INSIDE_FLOW_H
+#define TLY_INSIDE_FLOW_H
+
+#include "inside/inside.h"
+
+struct tly_flow_job {
+    uint64_t piece; /* bytes of a piece, at most */
+    double delay;   /* seconds before each step moves bytes */
+    int most; /* steps of one kind that a GPU, or a card, has under way at the same time; 1 to TLY_FLOW_MOST */
+};
+
+struct tly_flow {
+    double seconds; /* until the last result is in place; links of unknown rate take none */
+    uint64_t pieces;
+};
+
+/* Every GPU has all its gradients at the beginning.  0; -EINVAL: the plan's groups are not direct, or it copies by brute force;
+ * -E2BIG: more than TLY_FLOW_PIECES; -ENOMEM. */
+enum { TLY_FLOW_PIECES = 1 << 20, TLY_FLOW_MOST = 64 };
+int tly_inside_flow(const struct tly_machine *m, const struct tly_inside *plan,
+                    const struct tly_flow_job *job, struct tly_flow *out);
+
+#endif

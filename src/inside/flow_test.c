@@ -1,0 +1,127 @@
+/* flow_test.c - plans in virtual time: what formulas give for simple machines, and the machines of test/topo/machines. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "inside/flow.h"
+#include "test/topo/machine_files.h"
+
+static struct tly_machine machine;
+static struct tly_inside plan;
+
+static void choose(const char *name, uint64_t bytes, double traffic)
+{
+    char why[256] = "";
+    struct tly_inside_job job = {.bytes = bytes, .traffic = traffic};
+    if (name && load_machine(name, &machine, why, sizeof why) != 0)
+        fail_msg("%s: %s", name, why);
+    tly_inside_finish(&plan);
+    assert_int_equal(tly_inside_plan(&machine, &job, 0, &plan), 0);
+}
+
+static double flow(uint64_t piece, double delay, int most)
+{
+    struct tly_flow_job job = {.piece = piece, .delay = delay, .most = most};
+    struct tly_flow f;
+    assert_int_equal(tly_inside_flow(&machine, &plan, &job, &f), 0);
+    return f.seconds;
+}
+
+static void near(double a, double b)
+{
+    if (!(fabs(a - b) <= 1e-6 * b))
+        fail_msg("%.12g is not %.12g", a, b);
+}
+
+/* GPUs with a port each: to the host and, once all are there, back. */
+static void make_ports(int gpus)
+{
+    memset(&machine, 0, sizeof machine);
+    machine.nodes = 1;
+    machine.gpus = gpus;
+    for (int i = 0; i < gpus; i++)
+        machine.gpu[i] = (struct tly_gpu){.parent = -1, .slice = -1, .link = {1e9, TLY_GIVEN}};
+}
+
+static void formulas(void **state)
+{
+    make_ports(2);
+    choose(NULL, 1000000, 0);
+    near(plan.seconds, 1e-3);
+    near(flow(1000000, 0, 1), 2e-3);               /* one piece: there and back */
+    near(flow(100000, 0, 1), 1e-3 + 1e-4);         /* ten pieces: both ways at the same time */
+    near(flow(1000000, 1e-3, 1), 2e-3 + 4 * 1e-3); /* in, sum, back, out */
+    near(flow(100000, 1e-4, 1), 10 * 2e-4 + 4e-4); /* a step at a time: each has its delay */
+    machine.gpu[1].link.bytes = 5e8;               /* the slower one holds up both */
+    choose(NULL, 1000000, 0);
+    near(flow(100000, 0, 1), 2e-3 + 2e-4);
+}
+
+/* What is shared is shared fairly, and no link carries more than it can. */
+static void a_switch_between(void **state)
+{
+    make_ports(4);
+    machine.switches = 1;
+    machine.sw[0] = (struct tly_switch){.parent = -1, .up = {2e9, TLY_GIVEN}};
+    for (int i = 0; i < 4; i++)
+        machine.gpu[i].parent = 0;
+    choose(NULL, 1000000, 0);
+    near(plan.seconds, 2e-3); /* four over a link of two */
+    near(flow(100000, 0, 1), 2e-3 + 2e-4);
+}
+
+/* 100 MB on the paper's two machines, and one with NVSwitches: 8 worker machines. */
+static void near_the_forecast(void **state)
+{
+    static const char *const names[] = {"pcie", "nvlink", "hgx"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        choose(names[i], 100000000, 1.75);
+        double share = plan.seconds / flow(128 << 10, 0, 2);
+        print_message("%s: %.1f%% of the forecast\n", names[i], 100 * share);
+        assert_true(share >= 0.95 && share <= 1);
+    }
+}
+
+static void every_machine_ends(void **state)
+{
+    static const char *const names[] = {"dgx1", "hgx",  "mig",   "nested", "none",        "nvlink",
+                                        "one",  "pcie", "ports", "uneven", "workstation", "virtual"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        for (int alone = 0; alone < 2; alone++) {
+            choose(names[i], 10000001, alone ? 0 : 1.75);
+            double time = flow(1 << 20, 1e-6, 4);
+            assert_true(time >= plan.seconds && time < 3 * plan.seconds + 1e-2);
+        }
+}
+
+static void what_is_refused(void **state)
+{
+    struct tly_inside_job job = {.bytes = 100000000};
+    struct tly_flow_job small = {.piece = 1, .most = 1}, none = {.piece = 0, .most = 1},
+                        ok = {.piece = 1 << 20, .most = 1};
+    struct tly_flow f;
+    choose("pcie", 100000000, 0);
+    assert_int_equal(tly_inside_flow(&machine, &plan, &small, &f), -E2BIG);
+    assert_int_equal(tly_inside_flow(&machine, &plan, &none, &f), -EINVAL);
+    tly_inside_finish(&plan);
+    assert_int_equal(tly_inside_plan(&machine, &job, TLY_MAY_ALL, &plan), 0);
+    assert_int_equal(tly_inside_flow(&machine, &plan, &ok, &f), -EINVAL); /* around rings */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(formulas),          cmocka_unit_test(a_switch_between),
+        cmocka_unit_test(near_the_forecast), cmocka_unit_test(every_machine_ends),
+        cmocka_unit_test(what_is_refused),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    tly_inside_finish(&plan);
+    return failed;
+}

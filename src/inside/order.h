@@ -1,0 +1,57 @@
+/* order.h - the order of copies and kernels in a group of GPUs, as one GPU of it sees them (order.c).
+ *
+ * Gradients go in pieces.  Every GPU of a group posts the same pieces in the same order.  A piece has one owner in the group, and
+ * takes four steps:
+ *
+ *   IN    each GPU copies its gradients to its slot, a place in a buffer that the others may read
+ *   SUM   the owner adds the slots of all GPUs, and writes the sum to the host
+ *   BACK  once the result is on the host (tly_order_result), the owner copies it to its slot
+ *   OUT   each GPU copies the result from the owner's slot to where it belongs
+ *
+ * So a GPU writes its own memory alone.  GPUs tell each other of steps that have ended by boards, in memory that all of them see.
+ * No step waits for another once it has begun.  No piece waits for one that was posted later, so nothing can deadlock.
+ *
+ * Pure: what a step does is the caller's business.  One thread uses a struct tly_order; boards are read by all. */
+#ifndef TLY_INSIDE_ORDER_H
+#define TLY_INSIDE_ORDER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "machine/machine.h"
+
+enum tly_order_step { TLY_STEP_IN, TLY_STEP_SUM, TLY_STEP_BACK, TLY_STEP_OUT, TLY_STEPS };
+enum { TLY_ORDER_SLOTS = 64 };
+
+/* Of one GPU, which writes it; all zeros at the beginning. */
+struct tly_order_board {
+    /* 1 + the last piece of this slot whose step has ended here; release, so that a reader sees what the step has written */
+    _Atomic uint64_t ended[TLY_STEPS][TLY_ORDER_SLOTS];
+};
+
+struct tly_order {
+    int members, me;                             /* GPUs of the group; our place among them */
+    struct tly_order_board *board[TLY_MAX_GPUS]; /* borrowed: of each; ours is written */
+    int most; /* steps of one kind that may be under way at the same time */
+    /* ------ order.c's */
+    uint64_t posted, oldest; /* pieces; the first one that may have steps left here */
+    int under_way[TLY_STEPS];
+    struct {
+        uint8_t owner, begun; /* its place; a bit for each step */
+        bool result;
+    } slot[TLY_ORDER_SLOTS];
+};
+
+/* Post the next piece, number o->posted; `owner` is a place in the group.  False: its slot is not free yet. */
+bool tly_order_post(struct tly_order *o, int owner);
+/* The result of a piece that this GPU owns is on the host. */
+void tly_order_result(struct tly_order *o, uint64_t piece);
+/* Begin a step of this kind, of the first piece that is ready for it.  False: there is none, or too many are under way. */
+bool tly_order_begin(struct tly_order *o, enum tly_order_step step, uint64_t *piece);
+/* It has ended. */
+void tly_order_end(struct tly_order *o, enum tly_order_step step, uint64_t piece);
+/* Has this piece ended here: is its result where it belongs, and its slot free? */
+bool tly_order_has_left(const struct tly_order *o, uint64_t piece);
+
+#endif
