@@ -10,12 +10,14 @@
  * FAKE_CUDA is a list of words:
  *   gpus=N                 how many; CUDA_VISIBLE_DEVICES hides and orders them as in CUDA
  *   pinned=BYTES           how much of the host's memory can be registered
+ *   unshared               memory that processes share cannot
  *   fail=CALL:CODE[:N]     the N-th call of this name, or "copy to a GPU", fails (1)
  *
  * What CUDA leaves undefined ends the process with a sentence.  `lock` guards everything; functions that a stream calls run
  * without it, and meanwhile their stream is busy. */
 #include "test/device/fake_cuda.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -38,6 +40,7 @@ enum {
     ILLEGAL_ADDRESS = 700,
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
+    NOT_SUPPORTED = 801,
     CAPTURED = 906,
 };
 
@@ -93,13 +96,14 @@ static struct memory *memories;
 static struct stream *streams;
 static struct event *events;
 static int fatal, present, visible_count, visible[MOST_GPUS];
-static bool started;
+static bool started, unshared;
 static size_t pinned, pinned_most, pinned_peak;
 static struct {
     char call[40];
     int code, at, seen;
 } failing;
 static uint64_t moved[FAKE_PLACES][FAKE_PLACES];
+static const void *staged;
 static _Thread_local struct gpu *current[16];
 static _Thread_local int depth;
 
@@ -126,6 +130,8 @@ static void take(const char *word)
 {
     if (strncmp(word, "fail=", 5) == 0) {
         let_fail(word + 5);
+    } else if (strcmp(word, "unshared") == 0) {
+        unshared = true;
     } else if (sscanf(word, "gpus=%d", &present) != 1 && sscanf(word, "pinned=%zu", &pinned_most) != 1) {
         die("what is %s?", word);
     }
@@ -142,6 +148,7 @@ static void start(void)
     memset(moved, 0, sizeof moved);
     memset(&failing, 0, sizeof failing);
     fatal = present = 0;
+    unshared = false;
     pinned_most = SIZE_MAX;
     snprintf(words, sizeof words, "%s", list ? list : "");
     for (char *w = strtok_r(words, " ", &save); w; w = strtok_r(NULL, " ", &save))
@@ -323,6 +330,22 @@ EXPORT int cuMemFree_v2(unsigned long long at)
     return leave(drop_at((void *)(uintptr_t)at, is_own, INVALID_VALUE));
 }
 
+/* As the kernel lists it. */
+EXPORT int fake_cuda_is_shared(const void *at)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512], kind = 0;
+    while (maps && !kind && fgets(line, sizeof line, maps)) {
+        uintptr_t from, to;
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %*3c%c", &from, &to, &kind) != 3 ||
+            (uintptr_t)at < from || (uintptr_t)at >= to)
+            kind = 0;
+    }
+    if (maps)
+        fclose(maps);
+    return kind == 's';
+}
+
 EXPORT int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
 {
     ENTER("cuMemHostRegister", true);
@@ -332,6 +355,8 @@ EXPORT int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
         return leave(ALREADY_REGISTERED);
     if (bytes > pinned_most - pinned)
         return leave(OUT_OF_MEMORY);
+    if (unshared && fake_cuda_is_shared(at))
+        return leave(NOT_SUPPORTED);
     struct memory *m = add(HOST, -1, bytes);
     m->address = m->data = at;
     pinned += bytes;
@@ -522,6 +547,8 @@ EXPORT int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t 
     if (!reaches(s->gpu, w.in) || !reaches(s->gpu, w.out))
         return leave(INVALID_VALUE);
     int code = place_of(w.out.at) ? fault("copy to a GPU") : OK;
+    if (!place_of(w.out.at))
+        staged = w.out.at;
     if (!code)
         give(s, w);
     return leave(code);
@@ -695,6 +722,14 @@ EXPORT uint64_t fake_cuda_moved(int from, int to)
 EXPORT int fake_cuda_calls(void)
 {
     return failing.seen;
+}
+
+EXPORT const void *fake_cuda_staged(void)
+{
+    pthread_mutex_lock(&lock);
+    const void *at = staged;
+    pthread_mutex_unlock(&lock);
+    return at;
 }
 
 EXPORT int fake_cuda_left(void)

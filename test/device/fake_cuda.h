@@ -19,6 +19,10 @@ uint64_t fake_cuda_pinned(void);
 void fake_cuda_fail(const char *what);
 /* How often the call that FAKE_CUDA lets fail has been made. */
 int fake_cuda_calls(void);
+/* Where in the host's memory the last copy from a GPU went. */
+const void *fake_cuda_staged(void);
+/* Can other processes map the memory at this address? */
+int fake_cuda_is_shared(const void *at);
 /* How many pieces of memory, streams, events and contexts have not been given back. */
 int fake_cuda_left(void);
 /* Forget everything, and read FAKE_CUDA anew at the next cuInit. */

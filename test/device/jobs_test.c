@@ -75,7 +75,9 @@ static struct tally_options on_gpu(const struct gpu *g)
 /* --- sums ------------------------------------------------------------------------------------------------- */
 
 struct plan {
-    int orders; /* ranks begin operations in different orders */
+    bool orders; /* ranks begin operations in different orders */
+    bool shared; /* what is staged lies where the machine's other ranks read it */
+    const char *driver;
 };
 
 /* Tensors on the GPU and the same ones on the host: equal bits.  All are in flight at once. */
@@ -121,12 +123,14 @@ static int sums(int rank, void *arg)
     static const size_t bytes[TENSORS] = {MOST * 4, 70000 * 8, 2, 0, 30001 * 2, 17 * 4};
     struct tensor x[TENSORS];
     struct gpu g;
-    open_gpu(&g, "gpus=1");
+    const struct plan *plan = arg;
+    open_gpu(&g, plan->driver ? plan->driver : "gpus=1");
     tally_comm *c = job_open();
     for (int t = 0; t < TENSORS; t++)
         make(&x[t], bytes[t]);
     for (int step = 0; step < STEPS; step++)
-        take_step(c, &g, arg, step, x);
+        take_step(c, &g, plan, step, x);
+    CHECK(fake_cuda_is_shared(fake_cuda_staged()) == plan->shared);
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
     for (int t = 0; t < TENSORS; t++)
@@ -135,9 +139,8 @@ static int sums(int rank, void *arg)
     return 0;
 }
 
-static void run_sums(int ranks, int tallyds, const int *machine, const char *memory, bool orders)
+static void run_sums(int ranks, int tallyds, const int *machine, const char *memory, struct plan plan)
 {
-    struct plan plan = {.orders = orders};
     struct job j = {.ranks = ranks,
                     .tallyds = tallyds,
                     .machine = machine,
@@ -149,24 +152,29 @@ static void run_sums(int ranks, int tallyds, const int *machine, const char *mem
 
 static void machines_of_one_rank(void **state)
 {
-    run_sums(2, 0, NULL, NULL, false);
-    run_sums(3, 1, NULL, NULL, true);
+    run_sums(2, 0, NULL, NULL, (struct plan){0});
+    run_sums(3, 1, NULL, NULL, (struct plan){.orders = true});
 }
 
 static void machines_of_several_ranks(void **state)
 {
-    run_sums(4, 0, pairs, NULL, true);
+    run_sums(4, 0, pairs, NULL, (struct plan){.orders = true, .shared = true});
 }
 
 static void one_machine(void **state)
 {
-    run_sums(4, 0, together, NULL, true);
+    run_sums(4, 0, together, NULL, (struct plan){.orders = true, .shared = true});
 }
 
 /* Each rank would fill its memory with another tensor first. */
 static void little_memory_and_other_orders(void **state)
 {
-    run_sums(3, 0, NULL, "TALLY_DEVICE_MEMORY=64K", true);
+    run_sums(3, 0, NULL, "TALLY_DEVICE_MEMORY=64K", (struct plan){.orders = true});
+}
+
+static void shared_memory_is_not_pinned(void **state)
+{
+    run_sums(4, 0, pairs, NULL, (struct plan){.driver = "gpus=1 unshared"});
 }
 
 /* --- bad input -------------------------------------------------------------------------------------------- */
@@ -370,10 +378,15 @@ static void operations_are_cancelled(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(machines_of_one_rank), cmocka_unit_test(machines_of_several_ranks),
-        cmocka_unit_test(one_machine),          cmocka_unit_test(little_memory_and_other_orders),
-        cmocka_unit_test(bad_input_is_refused), cmocka_unit_test(failures_of_the_driver),
-        cmocka_unit_test(a_rank_is_killed),     cmocka_unit_test(operations_are_cancelled),
+        cmocka_unit_test(machines_of_one_rank),
+        cmocka_unit_test(machines_of_several_ranks),
+        cmocka_unit_test(one_machine),
+        cmocka_unit_test(little_memory_and_other_orders),
+        cmocka_unit_test(shared_memory_is_not_pinned),
+        cmocka_unit_test(bad_input_is_refused),
+        cmocka_unit_test(failures_of_the_driver),
+        cmocka_unit_test(a_rank_is_killed),
+        cmocka_unit_test(operations_are_cancelled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -49,9 +49,11 @@ def reductions(seed):
         return wrong, fake.pinned(), *(now - then for now, then in zip(fake.moved(), before)), 2 * 4 * sum(lengths)
 
 
-def test_sums_in_chunks(three):
+@pytest.mark.parametrize("name", ["three", "machine"])
+def test_sums_in_chunks(request, name):
+    job = request.getfixturevalue(name)
     for seed in SEEDS:
-        for wrong, pinned, out, back, length in three(reductions, seed, timeout=PATIENCE):
+        for wrong, pinned, out, back, length in job(reductions, seed, timeout=PATIENCE):
             assert wrong == []
             assert pinned <= 1 << 19  # the pool's bound, though the tensors have five times as much
             assert out == back == length

@@ -2,7 +2,8 @@
  *
  * A communicator has a stager for each GPU: memory that the GPU copies to and from (pinned), and two threads, which wait for
  * copies and say that parts have passed.  All of an operation is staged in one piece of memory, input and result in the same
- * place, as if the caller's tensor were there.
+ * place, as if the caller's tensor were there.  The memory is the pool's where ranks share one, so that the machine's other
+ * ranks sum what the GPU has written.
  *
  *   submission   notes the stream's work so far; another operation's copies need not wait for it
  *   begin        waits for memory, then gives the GPU the copy of the whole input, in the order of operations
@@ -23,12 +24,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/list.h"
+#include "base/log.h"
 #include "base/thread.h"
 #include "comm/comm.h"
 #include "comm/op/op.h"
@@ -37,6 +38,8 @@
 #include "comm/path/stage.h"
 #include "comm/path/stager.h"
 #include "device/device.h"
+#include "local/local.h"
+#include "local/segment.h"
 
 enum { SMALLEST = 16, SIZES = 48 }; /* pieces have 2^16 bytes or more */
 #define PATIENCE (1000 * TLY_MS)
@@ -79,10 +82,11 @@ struct tly_stager {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct stager_piece *unused[SIZES];
-    uint64_t bytes, limit;   /* of all pieces */
-    uint32_t used;           /* pieces */
-    struct tly_list waiting; /* works, for memory */
-    int64_t moved;           /* when one last got some or gave some back */
+    struct tly_segment *segment; /* whose pool the pieces are from; NULL: they are private */
+    uint64_t bytes, limit;       /* of all pieces */
+    uint32_t used;               /* pieces */
+    struct tly_list waiting;     /* works, for memory */
+    int64_t moved;               /* when one last got some or gave some back */
     bool stopping;
     struct stager_end {
         struct tly_stager *stager;
@@ -103,20 +107,47 @@ static void stager_free_piece(struct tly_stager *s, struct stager_piece *p)
 {
     s->bytes -= 1ull << p->size;
     tly_device_unregister(s->device, p->data);
-    munmap(p->data, 1ull << p->size);
+    tly_pool_free(p->data);
     free(p);
+}
+
+static int stager_pin(struct tly_stager *s, size_t bytes, void **data)
+{
+    int err = tly_pool_alloc(s->segment, bytes, data);
+    if (err)
+        return err;
+    err = tly_device_register(s->device, *data, bytes);
+    if (err)
+        tly_pool_free(*data);
+    return err;
+}
+
+/* Memory that is pinned.  Some systems do not pin shared memory. */
+static int stager_take_memory(struct tly_stager *s, size_t bytes, void **data)
+{
+    int err = stager_pin(s, bytes, data);
+    if (!err || !s->segment)
+        return err;
+    struct tly_segment *segment = s->segment;
+    char why[TLY_SENTENCE];
+    snprintf(why, sizeof why, "%s", tly_error());
+    s->segment = NULL;
+    err = stager_pin(s, bytes, data);
+    if (err)
+        s->segment = segment;
+    else
+        tly_warn("comm", "memory that ranks share is not pinned, so GPUs' tensors are copied once more: %s",
+                 why);
+    return err;
 }
 
 static int stager_make_piece(struct tly_stager *s, int size, struct stager_piece **out)
 {
     const size_t bytes = (size_t)1 << size;
     struct stager_piece *p = malloc(sizeof *p);
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    int err = !p || data == MAP_FAILED ? tly_fail(ENOMEM, "no memory to stage a GPU's tensor")
-                                       : tly_device_register(s->device, data, bytes);
+    void *data = NULL;
+    int err = p ? stager_take_memory(s, bytes, &data) : tly_fail(ENOMEM, "no memory to stage a GPU's tensor");
     if (err) {
-        if (data != MAP_FAILED)
-            munmap(data, bytes);
         free(p);
         return err;
     }
@@ -338,6 +369,7 @@ static struct tly_stager *stager_create(tally_comm *c, int gpu)
     pthread_condattr_destroy(&monotonic);
     tly_list_init(&s->waiting);
     s->limit = c->params.device_memory;
+    s->segment = c->local ? tly_local_segment(c->local) : NULL;
     if (tly_device_open(gpu, &s->device) || stager_begin_end(s, &s->out, TLY_LANE_OUT, "tally-gpu-out") ||
         stager_begin_end(s, &s->in, TLY_LANE_IN, "tally-gpu-in")) {
         stager_destroy(s);
