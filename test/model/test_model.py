@@ -1,4 +1,4 @@
-"""SPIN on recovery.pml, window.pml, change.pml and blocks.pml: every interleaving of small jobs with faults in them, and proof that the
+"""SPIN on recovery.pml, window.pml, change.pml, blocks.pml and shared.pml: every interleaving of small jobs with faults in them, and proof that the
 models would notice."""
 
 import os
@@ -13,6 +13,7 @@ MODEL = pathlib.Path(__file__).resolve().with_name("recovery.pml")
 WINDOW = MODEL.with_name("window.pml")
 CHANGE = MODEL.with_name("change.pml")
 BLOCKS = MODEL.with_name("blocks.pml")
+SHARED = MODEL.with_name("shared.pml")
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 CACHE = ["ccache"] if shutil.which("ccache") else []  # to compile takes longer than most searches
 
@@ -92,8 +93,8 @@ MUTANTS = {
 # For a search that takes longer than the compiler.
 FAST = ("-O1", "-DCOLLAPSE", "-DMEMLIM=8000")
 
-# The same of window.pml (two ranks, four parts), of change.pml (two ranks, two rounds, two new splits, one eviction) and of
-# blocks.pml (two carriers, two operations, three parts).
+# The same of window.pml (two ranks, four parts), of change.pml (two ranks, two rounds, two new splits, one eviction), of
+# blocks.pml (two carriers, two operations, three parts) and of shared.pml (two ranks, two services, two additions a rank).
 SMALL = {
     "the window stays": (WINDOW, "CHANGES=0"),
     "the window changes": (WINDOW, "CHANGES=2"),
@@ -104,15 +105,31 @@ SMALL = {
     "a block for each operation": (BLOCKS, "BLOCKS=1 KILLS=0"),
     "a block for each operation, a service dies": (BLOCKS, "BLOCKS=1 KILLS=1"),
     "two blocks for each operation, two services die": (BLOCKS, "BLOCKS=2 KILLS=2"),
+    "a shared part stays": (SHARED, "KILLS=0 BREAKS=1 BOUND=1 RESTS=1"),
+    "a shared part's service dies, a connection breaks": (SHARED, "KILLS=1 BREAKS=1"),
+    "a shared part's service dies, one has no more input": (SHARED, "KILLS=1 BOUND=1 RESTS=1"),
+    "a shared part of three ranks, its service dies": (SHARED, "RANKS=3 ADDS=1 KILLS=1 BOUND=1 RESTS=1"),
+    "a shared part moves there and back": (SHARED, "ADDS=1 KILLS=0 MOVES=2"),
+    "a shared part moves, all at once": (SHARED, "ADDS=1 KILLS=1 MOVES=1 BREAKS=1 BOUND=1 RESTS=1"),
 }
+if os.environ.get("TALLY_CHAOS"):
+    SMALL |= {
+        "deep: a shared part moves there and back": (SHARED, "KILLS=0 MOVES=2"),
+        "deep: a shared part moves there and back, its service dies": (SHARED, "ADDS=1 KILLS=1 MOVES=2"),
+        "deep: a shared part moves there and back, a connection breaks": (SHARED, "ADDS=1 KILLS=0 MOVES=2 BREAKS=1"),
+    }
 COMPLETE = {
     "the window changes again and again, connections break",
     "the split changes, a service is evicted",
     "a block for each operation, a service dies",
+    "a shared part moves, all at once",
 }
 BEYOND = r"came\[r\]<=granted\[r\]"
 OPEN = r"closed\["
 MANY = r"alive<="
+TAKEN_TWICE = r"!\(\(w\["
+NOT_ENDED = r"flight\[i\]==0"
+VALUES_LOST = r"^\(\(w\[target\]"
 SMALL_MUTANTS = {
     "KEEP_GRANTING": (WINDOW, "CHANGES=1", "<=window"),
     "REVOKE": (WINDOW, "CHANGES=1", BEYOND),
@@ -126,6 +143,19 @@ SMALL_MUTANTS = {
     "OLD_REPORTS": (CHANGE, "REPLANS=2 EVICTIONS=0", MANY),
     "ONE_POOL": (BLOCKS, "BLOCKS=1 KILLS=0", r"state\[i\]==4"),
     "FREE_WHEN_ANSWERED": (BLOCKS, "BLOCKS=1 KILLS=1", "used<=1"),
+    "APPLIED_AGAIN": (SHARED, "ADDS=1 KILLS=0 BREAKS=1", TAKEN_TWICE),
+    "NUMBERS_ARE_GUESSED": (SHARED, "ADDS=1 KILLS=1", TAKEN_TWICE),
+    "ANY_HOLDER": (SHARED, "KILLS=1", r"pends\["),
+    "SOME_HAVE_SAID": (SHARED, "ADDS=1 KILLS=1", VALUES_LOST),
+    "KEPT_WHILE_IN_FLIGHT": (SHARED, "ADDS=1 KILLS=1", VALUES_LOST),
+    "LANDED_FROM_THE_OLD_OWNER": (SHARED, "ADDS=1 KILLS=0 MOVES=1", VALUES_LOST),
+    "LANDED_FROM_BEFORE": (SHARED, "ADDS=1 KILLS=0 MOVES=2", VALUES_LOST),
+    "OLD_WORDS": (SHARED, "ADDS=1 KILLS=0 MOVES=2 BREAKS=1", VALUES_LOST),
+    "OLD_STATE": (SHARED, "ADDS=1 KILLS=0 MOVES=2", NOT_ENDED),
+    "ASKED_ONCE": (SHARED, "ADDS=1 KILLS=1 BREAKS=1", NOT_ENDED),
+    "NOT_PUSHED_AGAIN": (SHARED, "KILLS=0 BREAKS=1", NOT_ENDED),
+    "ANSWERED_AT_ONCE": (SHARED, "KILLS=0 BOUND=1", r"\+1\)>=n"),
+    "JOINED_IS_AWAITED": (SHARED, "KILLS=0 BOUND=1 RESTS=1", NOT_ENDED),
 }
 
 
@@ -174,7 +204,7 @@ def test_nothing_goes_round_for_ever(tmp_path):
 @pytest.mark.parametrize("name", SMALL)
 def test_windows_and_splits_change_and_nothing_goes_wrong(name, tmp_path):
     model, settings = SMALL[name]
-    report = search(tmp_path, settings, "-DSAFETY", model=model)
+    report = search(tmp_path, settings, "-DSAFETY", *(FAST if model == SHARED else ()), model=model)
     assert "errors: 0" in report, report + trail(tmp_path, settings, model)
     if name in COMPLETE:
         assert unreached(report) == [], report
@@ -198,6 +228,6 @@ def test_a_dropped_rule_is_noticed(rule, tmp_path):
 
 def test_every_mutant_is_tried():
     assert set(LARGE) <= set(SOUND) and set(COMPLETE) <= set(SMALL)
-    tried = {model: {rule for rule, (m, _, _) in SMALL_MUTANTS.items() if m == model} for model in (WINDOW, CHANGE, BLOCKS)}
+    tried = {model: {rule for rule, (m, _, _) in SMALL_MUTANTS.items() if m == model} for model in (WINDOW, CHANGE, BLOCKS, SHARED)}
     for model, mutants in (tried | {MODEL: set(MUTANTS)}).items():
         assert set(re.findall(r"\bMUTANT_(\w+)", model.read_text(encoding="utf-8"))) == mutants
