@@ -411,7 +411,8 @@ TALLY_API int tally_op_cancel(tally_op *op, const char *reason);
  *     -ECONNRESET        a rank is gone
  *     -ETIME             a rank was late for longer than TALLY_TIMEOUT
  *     -ESHUTDOWN         the communicator was closed
- *     -EIO               the result could not be copied to this rank's GPU; other ranks may have theirs */
+ *     -EIO               the result could not be copied to this rank's GPU; other ranks may have theirs
+ *     -ENODEV            this rank's process cannot use its GPU any more, which ends the job */
 TALLY_API int tally_op_wait(tally_op *op, int timeout_ms);
 
 /* The reason for an operation's failure, "" if it has not failed; lives as long as the handle. */

@@ -213,10 +213,8 @@ def _rejected(status, kind, call, comm):
     sentence = explain(_lib.error() or os.strerror(-status))
     if status == -errno.EBUSY:
         return ValueError(sentence)
-    if status in (-errno.EINVAL, -errno.ENOTSUP):
-        refuse(kind, call, sentence)
-        return ValueError(sentence)
-    return Error(sentence, -status)
+    refuse(kind, call, sentence)
+    return ValueError(sentence) if status in (-errno.EINVAL, -errno.ENOTSUP) else Error(sentence, -status)
 
 
 def _broken_off(error, operation, kind, call):

@@ -127,6 +127,10 @@ static int64_t comm_prepare(struct tly_hook *h)
 static void comm_tick(struct tly_hook *h)
 {
     tally_comm *c = tly_list_entry(h, tally_comm, running.hook);
+    const char *reason;
+    int err = tly_inbox_broken(&c->inbox, &reason);
+    if (err && !tly_comm_is_doomed(c))
+        tly_comm_fail(c, err, reason);
     tly_comm_tick(c);
     for (int i = 0; i < c->services && !tly_comm_failed(c); i++)
         tly_peer_tick(&c->peers[i]);

@@ -14,9 +14,9 @@
 
 struct tly_inbox {
     pthread_mutex_t lock;
-    struct tly_list ops;       /* submitted, and handed back by the engine */
-    struct tly_list wanted;    /* stand-ins that the engine has asked for (joining.c) */
-    int broken;                /* the engine cannot go on: the loop is to say so; 0: it can */
+    struct tly_list ops;    /* submitted, and handed back by the engine */
+    struct tly_list wanted; /* stand-ins that the engine has asked for (joining.c) */
+    int broken; /* another thread has found that the job cannot go on, and the loop is to say so; 0: none has */
     char reason[TLY_SENTENCE]; /* why; fixed once that is set */
     struct tly_said said;      /* by stages (chain.c) */
 };
@@ -70,7 +70,7 @@ void tly_inbox_want(struct tly_inbox *i, struct tly_list *wanted);
 void tly_inbox_want_again(struct tly_inbox *i, struct tly_list *all);
 /* The next one, taken out, or NULL. */
 struct tly_list *tly_inbox_wanted(struct tly_inbox *i);
-/* The engine cannot go on.  The first reason holds. */
+/* The job cannot go on.  The first reason holds. */
 void tly_inbox_break(struct tly_inbox *i, int err, const char *reason);
 /* Why: err and *reason; or 0. */
 int tly_inbox_broken(struct tly_inbox *i, const char **reason);

@@ -133,6 +133,8 @@ static bool cuda_is_fatal(int code)
 
 static int cuda_errno(int code)
 {
+    if (cuda_is_fatal(code))
+        return ENODEV;
     switch (code) {
     case OUT_OF_MEMORY:
         return ENOMEM;
@@ -158,10 +160,10 @@ static int cuda_check(struct tly_device *d, const char *call, int code)
         name = "unknown error";
     if (d)
         snprintf(gpu, sizeof gpu, "GPU %d", d->number);
-    bool fatal = d && cuda_is_fatal(code);
+    bool fatal = cuda_is_fatal(code);
     snprintf(why, sizeof why, "%s: %s failed: %s (%d)%s", gpu, call, name, code,
              fatal ? "; this process cannot use the GPU any more" : "");
-    if (fatal) {
+    if (fatal && d) {
         pthread_mutex_lock(&d->lock);
         if (!d->lost) {
             memcpy(d->why, why, sizeof why);
@@ -176,7 +178,7 @@ static int cuda_check(struct tly_device *d, const char *call, int code)
 static int cuda_enter(struct tly_device *d)
 {
     if (atomic_load_explicit(&d->lost, memory_order_acquire))
-        return tly_fail(EIO, "%s", d->why);
+        return tly_fail(ENODEV, "%s", d->why);
     return CALL(d, cuCtxPushCurrent, d->context);
 }
 

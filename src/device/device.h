@@ -8,7 +8,7 @@
  * on the host.
  *
  * Failures: -errno, with a sentence that names the GPU and the driver's call.  After some failures (an illegal address, a
- * lost GPU) nothing in this process works on the GPU any more: from then on all calls return -EIO with that first sentence.
+ * lost GPU) nothing in this process works on the GPU any more: they and all later calls return -ENODEV, with the first sentence.
  *
  * Threads: all calls may come from any thread, at the same time.  No call after a fork in the child. */
 #ifndef TLY_DEVICE_H

@@ -274,7 +274,7 @@ static void each_call_fails(void **state)
 {
     static const struct {
         int code, error;
-    } kinds[] = {{2, -ENOMEM}, {999, -EIO}, {700, -EIO}};
+    } kinds[] = {{2, -ENOMEM}, {999, -EIO}, {700, -ENODEV}};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++)
             for (int at = 1, more = 1; more; at++) {
@@ -306,13 +306,13 @@ static void a_failure_that_lasts(void **state)
     uint8_t *host = pages(PAGE);
     struct tly_mark *mark;
     assert_int_equal(tly_device_register(d, host, PAGE), 0);
-    assert_int_equal(tly_device_copy(d, TLY_LANE_IN, host, host + 8, 8, &mark), -EIO);
+    assert_int_equal(tly_device_copy(d, TLY_LANE_IN, host, host + 8, 8, &mark), -ENODEV);
     assert_true(says("GPU 1: cuMemcpyAsync") && says("ILLEGAL_ADDRESS (700)"));
     assert_true(says("cannot use the GPU any more"));
     snprintf(first, sizeof first, "%s", tly_error());
-    assert_int_equal(tly_device_unregister(d, host), -EIO);
+    assert_int_equal(tly_device_unregister(d, host), -ENODEV);
     assert_string_equal(tly_error(), first);
-    assert_int_equal(tly_device_mark_stream(d, NULL, &mark), -EIO);
+    assert_int_equal(tly_device_mark_stream(d, NULL, &mark), -ENODEV);
     assert_string_equal(tly_error(), first);
     tly_device_close(d);
     fake_cuda_reset();

@@ -96,7 +96,7 @@ static struct memory *memories;
 static struct stream *streams;
 static struct event *events;
 static int fatal, present, visible_count, visible[MOST_GPUS];
-static bool started, unshared;
+static bool started, unshared, copies_held;
 static size_t pinned, pinned_most, pinned_peak;
 static struct {
     char call[40];
@@ -148,7 +148,7 @@ static void start(void)
     memset(moved, 0, sizeof moved);
     memset(&failing, 0, sizeof failing);
     fatal = present = 0;
-    unshared = false;
+    unshared = copies_held = false;
     pinned_most = SIZE_MAX;
     snprintf(words, sizeof words, "%s", list ? list : "");
     for (char *w = strtok_r(words, " ", &save); w; w = strtok_r(NULL, " ", &save))
@@ -440,11 +440,16 @@ static void carry_out_next(struct stream *s)
     pthread_cond_broadcast(&changed);
 }
 
+static bool is_held(const struct stream *s)
+{
+    return s->held || (copies_held && s->first->what == COPY && place_of(s->first->out.at));
+}
+
 /* Carry out the first works of a stream, up to so many in all, and what they wait for. */
 static void force(struct stream *s, uint64_t until)
 {
     while (s->done < until)
-        if (s->busy || s->held)
+        if (s->busy || (is_held(s) && !fatal))
             pthread_cond_wait(&changed, &lock);
         else
             carry_out_next(s);
@@ -690,10 +695,18 @@ EXPORT void *fake_cuda_data(const void *at)
     return data;
 }
 
+EXPORT void fake_cuda_lose(int code)
+{
+    pthread_mutex_lock(&lock);
+    fatal = code;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
 EXPORT void fake_cuda_hold(void *stream, int held)
 {
     pthread_mutex_lock(&lock);
-    ((struct stream *)stream)->held = held;
+    *(stream ? &((struct stream *)stream)->held : &copies_held) = held;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }

@@ -11,8 +11,10 @@ enum { FAKE_PLACES = 65 };
 void *fake_cuda_data(const void *address);
 /* Bytes that copies have moved. */
 uint64_t fake_cuda_moved(int from, int to);
-/* Hold a stream's work back, or no longer. */
+/* Hold a stream's work back, or no longer.  NULL: all copies to GPUs. */
 void fake_cuda_hold(void *stream, int held);
+/* From now on all calls fail with this code, also those that wait. */
+void fake_cuda_lose(int code);
 /* The most bytes of the host's memory that were registered at a time since the last call. */
 uint64_t fake_cuda_pinned(void);
 /* As the word fail= of FAKE_CUDA, without that; "": nothing fails any more. */

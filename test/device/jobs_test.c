@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "test/device/application.h"
 #include "test/device/fake_cuda.h"
@@ -234,7 +235,13 @@ struct fault {
     atomic_int failed; /* operations, of all ranks */
 };
 
-/* A call of rank 1's driver fails, once or for good. */
+/* Does an error name the call, and on the other rank rank 1? */
+static bool names(int rank, const char *call, const char *error)
+{
+    return strstr(error, "GPU 0") && strstr(error, call) && (rank == 1 || strstr(error, "rank 1"));
+}
+
+/* A call of rank 1's driver fails, once or for good.  For good: the job fails, and all ranks hear whose call it was. */
 static int fail_in_driver(int rank, void *arg)
 {
     struct fault *f = arg;
@@ -256,10 +263,10 @@ static int fail_in_driver(int rank, void *arg)
             memset(x.host, 0, x.bytes); /* the GPU is lost */
         int err = tally_push_pull(c, "x", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op);
         if (err) {
-            said |= strstr(tally_error(), f->call) != NULL;
+            said |= names(rank, f->call, tally_error());
             tally_refuse(c, "x", TALLY_PUSH_PULL, NULL, tally_error());
         } else if ((err = tally_op_wait(op, -1)) != 0) {
-            said |= strstr(tally_op_error(op), f->call) != NULL;
+            said |= names(rank, f->call, tally_op_error(op));
             tally_op_free(op);
         } else {
             tally_op_free(op);
@@ -267,7 +274,7 @@ static int fail_in_driver(int rank, void *arg)
         atomic_fetch_add(&f->failed, err != 0);
     }
     if (f->code == 700)
-        CHECK(said || rank == 0);
+        CHECK(said);
     tally_comm_close(c);
     return 0;
 }
@@ -290,6 +297,61 @@ static void failures_of_the_driver(void **state)
             int failed = atomic_load(&f->failed);
             assert_true(code == 700 ? failed >= 2 : failed == 2);
         }
+}
+
+struct loss {
+    bool aborted;     /* rank 0 has ended the job before */
+    atomic_int stage; /* rank 0 has the first result */
+};
+
+/* Rank 1's GPU is lost while it copies a result. */
+static int lose(int rank, void *arg)
+{
+    struct loss *loss = arg;
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, "gpus=1");
+    tally_comm *c = job_open();
+    make(&x, 100000);
+    memset(x.host, 0, x.bytes);
+    upload(&g, &x);
+    CHECK(cuStreamSynchronize(g.stream) == 0);
+    fake_cuda_hold(NULL, rank == 1);
+    struct tally_options o = on_gpu(&g);
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+    if (rank == 0) {
+        job_expect(op, 0);
+        if (loss->aborted)
+            CHECK(tally_comm_abort(c, "enough") == 0);
+        atomic_store(&loss->stage, 1);
+    } else {
+        while (!atomic_load(&loss->stage))
+            usleep(1000);
+        CHECK(tally_op_wait(op, 300) == -ETIMEDOUT);
+        fake_cuda_lose(719);
+        int err = tally_op_wait(op, -1);
+        CHECK(loss->aborted ? err == -ECONNRESET : err == -ENODEV);
+        CHECK_HOLDS(tally_op_error(op),
+                    loss->aborted ? "rank 0 left: enough" : "rank 1: GPU 0: cuEventSynchronize failed");
+        tally_op_free(op);
+    }
+    while (tally_barrier(c, NULL, NULL, &op) == 0 && tally_op_wait(op, -1) == 0)
+        tally_op_free(op);
+    if (!loss->aborted)
+        CHECK_HOLDS(tally_error(), "rank 1: GPU 0: cuEventSynchronize failed");
+    tally_comm_close(c);
+    return 0;
+}
+
+static void a_gpu_is_lost(void **state)
+{
+    struct loss *loss = job_shared(sizeof *loss);
+    for (int aborted = 0; aborted < 2; aborted++) {
+        *loss = (struct loss){.aborted = aborted};
+        struct job j = {.ranks = 2, .main = lose, .arg = loss};
+        job_run(&j);
+    }
 }
 
 static int die(int rank, void *arg)
@@ -385,6 +447,7 @@ int main(void)
         cmocka_unit_test(shared_memory_is_not_pinned),
         cmocka_unit_test(bad_input_is_refused),
         cmocka_unit_test(failures_of_the_driver),
+        cmocka_unit_test(a_gpu_is_lost),
         cmocka_unit_test(a_rank_is_killed),
         cmocka_unit_test(operations_are_cancelled),
     };

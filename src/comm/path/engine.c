@@ -192,12 +192,6 @@ void tly_engine_tick(tally_comm *c)
 {
     if (!c->local || tly_comm_is_doomed(c) || tly_comm_failed(c))
         return;
-    const char *reason;
-    int err = tly_inbox_broken(&c->inbox, &reason);
-    if (err) {
-        tly_comm_fail(c, err, reason);
-        return;
-    }
     engine_look_for_dead(c);
     if (!tly_comm_is_doomed(c))
         engine_watch_oldest(c); /* a team's: its home does */

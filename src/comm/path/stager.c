@@ -14,9 +14,10 @@
  * TALLY_DEVICE_MEMORY bounds the memory of a stager.  Ranks that begin operations in different orders would wait for each
  * other's memory, so the bound gives way by one piece when nothing has moved for a second.
  *
- * If an input cannot be copied, all ranks hear of it, for the stage vouches.  If a result cannot, the operation fails on this
- * rank alone, with -EIO: the others may have theirs.  If an operation ends while its input is being copied, the
- * copy goes on, and its memory is kept until it has been made.  Nobody minds what the GPU reads then.
+ * Failures: if an input cannot be copied, all ranks hear of it, for the stage vouches.  If a result cannot, the operation fails
+ * on this rank alone, with -EIO: the others may have theirs.  If the GPU is lost (-ENODEV), the job fails with this rank's number
+ * and the call.  An operation that ends waits for copies to its tensor, which a lost GPU ends.  A copy of its input goes on, and
+ * the memory is kept until it has been made.  Nothing depends on what the GPU reads then.
  *
  * `lock` of a stager guards it and its works; it is taken under the loop's lock, and the inbox's is taken under it. */
 #include <errno.h>
@@ -30,6 +31,7 @@
 #include "base/error.h"
 #include "base/list.h"
 #include "base/log.h"
+#include "base/loop.h"
 #include "base/thread.h"
 #include "comm/comm.h"
 #include "comm/op/op.h"
@@ -205,6 +207,18 @@ static void stager_give_piece(struct tly_stager *s, struct stager_piece *p)
 
 /* --- copies ---------------------------------------------------------------------------------------------- */
 
+/* After -ENODEV nothing on the GPU ends any more: the job fails. */
+static bool stager_is_lost(tally_comm *c, int err)
+{
+    char why[TLY_SENTENCE];
+    if (err != -ENODEV)
+        return false;
+    snprintf(why, sizeof why, "rank %d: %s", c->rank, tly_error());
+    tly_inbox_break(&c->inbox, ENODEV, why);
+    tly_loop_wake(&c->loop);
+    return true;
+}
+
 /* The part's stages behind use staged memory, or hear of the failure. */
 static void stager_pass(struct stager_work *w, struct tly_part *p)
 {
@@ -218,6 +232,8 @@ static void stager_pass(struct stager_work *w, struct tly_part *p)
 
 static void stager_input_is_staged(struct stager_work *w, int err)
 {
+    if (stager_is_lost(w->op->comm, err))
+        return;
     w->staged = true;
     if (err) {
         w->err = -err;
@@ -226,6 +242,16 @@ static void stager_input_is_staged(struct stager_work *w, int err)
     for (uint32_t i = 0; i < w->op->part_count && !w->stopped; i++)
         if (w->here[i])
             stager_pass(w, &w->op->parts[i]);
+}
+
+static void stager_result_is_in(struct stager_work *w, struct tly_part *p, int err)
+{
+    if (stager_is_lost(w->op->comm, err) || w->stopped)
+        return;
+    if (err)
+        tly_stage_failed(p, EIO, tly_error());
+    else
+        tly_stage_passed(p);
 }
 
 /* Copy in a lane; the flight is of this work. */
@@ -277,10 +303,7 @@ static void stager_end_flight(struct tly_stager *s, struct stager_flight *f, int
         stager_input_is_staged(w, err);
     } else {
         w->landing--;
-        if (!w->stopped && err)
-            tly_stage_failed(f->part, EIO, tly_error());
-        else if (!w->stopped)
-            tly_stage_passed(f->part);
+        stager_result_is_in(w, f->part, err);
     }
     tly_device_unmark(s->device, f->mark);
     free(f);
@@ -397,12 +420,12 @@ void tly_stager_finish(tally_comm *c)
 
 /* --- operations ------------------------------------------------------------------------------------------ */
 
-int tly_stager_take(struct tally_op *op, void *stream)
+static int stager_take(struct tally_op *op, void *stream)
 {
-    int in, out, err = op->bytes ? tly_device_find(op->input, op->bytes, &in) : 0;
-    if (!err && op->bytes)
+    int in, out, err = tly_device_find(op->input, op->bytes, &in);
+    if (!err)
         err = tly_device_find(op->output, op->bytes, &out);
-    if (err || !op->bytes)
+    if (err)
         return err;
     if (in != out)
         return tly_fail(EINVAL, "the input is on GPU %d, and the output on GPU %d", in, out);
@@ -418,6 +441,13 @@ int tly_stager_take(struct tally_op *op, void *stream)
     *tly_chain_own(&op->chain, STAGE_DEVICE) = w;
     if (err)
         tly_stager_leave(op);
+    return err;
+}
+
+int tly_stager_take(struct tally_op *op, void *stream)
+{
+    int err = op->bytes ? stager_take(op, stream) : 0;
+    stager_is_lost(op->comm, err);
     return err;
 }
 
@@ -502,9 +532,10 @@ static bool stager_landed(tally_comm *c, struct tly_part *p)
     pthread_mutex_lock(&s->lock);
     int err =
         stager_copy(&s->in, w, p, p->op->output + p->place, w->piece->data + p->place, p->result_length);
-    w->landing += !err;
     if (err)
-        tly_stage_failed(p, EIO, tly_error());
+        stager_result_is_in(w, p, err);
+    else
+        w->landing++;
     pthread_mutex_unlock(&s->lock);
     return false;
 }
