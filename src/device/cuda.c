@@ -397,7 +397,11 @@ static int cuda_mark_stream(struct tly_device *d, cuda_object stream, struct tly
     if (!err && capturing)
         err = tly_fail(EINVAL, "GPU %d: the stream is being captured into a graph; communicate outside of it",
                        d->number);
-    return err ? err : cuda_mark(d, stream, out);
+    if (!err)
+        err = cuda_mark(d, stream, out);
+    return err == -EINVAL && !capturing
+               ? tly_fail(EINVAL, "the stream is not one of GPU %d, where the tensor is", d->number)
+               : err;
 }
 
 int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark **out)

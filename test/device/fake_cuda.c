@@ -11,7 +11,7 @@
  *   gpus=N                 how many; CUDA_VISIBLE_DEVICES hides and orders them as in CUDA
  *   pinned=BYTES           how much of the host's memory can be registered
  *   unshared               memory that processes share cannot
- *   fail=CALL:CODE[:N]     the N-th call of this name, or "copy to a GPU", fails (1)
+ *   fail=CALL:CODE[:N]     the N-th call of this name, or "copy-to-GPU", fails (1); -9: it kills the process
  *
  * What CUDA leaves undefined ends the process with a sentence.  `lock` guards everything; functions that a stream calls run
  * without it, and meanwhile their stream is busy. */
@@ -19,23 +19,27 @@
 
 #include <inttypes.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
 enum { MOST_GPUS = FAKE_PLACES - 1, MOST_CALLS = 64, NOISE = 0xab };
 enum {
+    KILLED = -9,
     OK = 0,
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     ALREADY_REGISTERED = 712,
@@ -83,6 +87,7 @@ struct event {
     struct event *next;
     struct stream *stream; /* NULL: not recorded */
     uint64_t until;
+    int gpu;
 };
 
 static struct gpu {
@@ -170,6 +175,8 @@ static int fault(const char *call)
 {
     if (strcmp(failing.call, call) != 0 || ++failing.seen != failing.at)
         return OK;
+    if (failing.code == KILLED)
+        kill(getpid(), SIGKILL);
     if (failing.code == ILLEGAL_ADDRESS || failing.code == 719)
         fatal = failing.code;
     return failing.code;
@@ -293,6 +300,18 @@ EXPORT int cuMemAlloc_v2(unsigned long long *out, size_t bytes)
     if (!bytes)
         return leave(INVALID_VALUE);
     *out = (uintptr_t)make(OWN, bytes)->address;
+    return leave(OK);
+}
+
+/* Memory of two pieces that are mapped side by side, as PyTorch's expandable segments are. */
+EXPORT int fake_cuda_expand(unsigned long long *out, size_t bytes)
+{
+    ENTER("cuMemMap", true);
+    struct memory *first = make(OWN, bytes), *second = add(OWN, first->gpu, bytes / 2);
+    first->bytes = bytes / 2;
+    second->address = first->address + first->bytes;
+    second->data = first->data + first->bytes;
+    *out = (uintptr_t)first->address;
     return leave(OK);
 }
 
@@ -473,11 +492,16 @@ static void give(struct stream *s, struct work w)
     s->given++;
 }
 
-/* Can a GPU reach this memory? */
+/* Can a GPU reach this memory?  Pieces of expandable memory lie side by side. */
 static bool reaches(int gpu, struct range r)
 {
-    struct memory *m = find(r.at, r.bytes);
-    return m && (m->kind != OWN || m->gpu == gpu);
+    struct memory *m = find(r.at, 1);
+    while (m && m->kind == OWN && m->gpu == gpu && r.at + r.bytes > m->address + m->bytes) {
+        r.bytes -= (size_t)(m->address + m->bytes - r.at);
+        r.at = m->address + m->bytes;
+        m = find(r.at, 1);
+    }
+    return m && find(r.at, r.bytes) && (m->kind != OWN || m->gpu == gpu);
 }
 
 EXPORT int cuStreamCreate(void **out, unsigned flags)
@@ -551,7 +575,7 @@ EXPORT int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t 
                      .out = {(const uint8_t *)(uintptr_t)to, bytes}};
     if (!reaches(s->gpu, w.in) || !reaches(s->gpu, w.out))
         return leave(INVALID_VALUE);
-    int code = place_of(w.out.at) ? fault("copy to a GPU") : OK;
+    int code = place_of(w.out.at) ? fault("copy-to-GPU") : OK;
     if (!place_of(w.out.at))
         staged = w.out.at;
     if (!code)
@@ -567,7 +591,7 @@ EXPORT int cuEventCreate(void **out, unsigned flags)
     struct event *e = calloc(1, sizeof *e);
     if (!e)
         die("no memory");
-    e->next = events;
+    *e = (struct event){.next = events, .gpu = current[depth - 1]->number};
     *out = events = e;
     return leave(OK);
 }
@@ -589,6 +613,8 @@ EXPORT int cuEventRecord(void *handle, void *stream)
 {
     ENTER("cuEventRecord", true);
     struct event *e = handle;
+    if (stream_of(stream)->gpu != e->gpu)
+        return leave(INVALID_HANDLE);
     e->stream = stream_of(stream);
     if (e->stream->capturing)
         die("an event is recorded into a graph");

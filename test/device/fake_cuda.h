@@ -2,6 +2,7 @@
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* Places from and to which bytes move: 0 is the host, 1 + i is GPU i. */
@@ -13,6 +14,8 @@ void *fake_cuda_data(const void *address);
 uint64_t fake_cuda_moved(int from, int to);
 /* Hold a stream's work back, or no longer.  NULL: all copies to GPUs. */
 void fake_cuda_hold(void *stream, int held);
+/* Allocate memory of two pieces, each of an even number of pages, that are freed one by one. */
+int fake_cuda_expand(unsigned long long *out, size_t bytes);
 /* From now on all calls fail with this code, also those that wait. */
 void fake_cuda_lose(int code);
 /* The most bytes of the host's memory that were registered at a time since the last call. */

@@ -78,6 +78,7 @@ static struct tally_options on_gpu(const struct gpu *g)
 struct plan {
     bool orders; /* ranks begin operations in different orders */
     bool shared; /* what is staged lies where the machine's other ranks read it */
+    bool hidden; /* each rank sees a GPU of its own alone */
     const char *driver;
 };
 
@@ -125,6 +126,8 @@ static int sums(int rank, void *arg)
     struct tensor x[TENSORS];
     struct gpu g;
     const struct plan *plan = arg;
+    if (plan->hidden)
+        setenv("CUDA_VISIBLE_DEVICES", (const char[]){(char)('3' - rank), 0}, 1);
     open_gpu(&g, plan->driver ? plan->driver : "gpus=1");
     tally_comm *c = job_open();
     for (int t = 0; t < TENSORS; t++)
@@ -132,6 +135,7 @@ static int sums(int rank, void *arg)
     for (int step = 0; step < STEPS; step++)
         take_step(c, &g, plan, step, x);
     CHECK(fake_cuda_is_shared(fake_cuda_staged()) == plan->shared);
+    CHECK(!plan->hidden || fake_cuda_moved(0, 1 + 3 - rank) > 0);
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
     for (int t = 0; t < TENSORS; t++)
@@ -173,6 +177,17 @@ static void little_memory_and_other_orders(void **state)
     run_sums(3, 0, NULL, "TALLY_DEVICE_MEMORY=64K", (struct plan){.orders = true});
 }
 
+static void gpus_are_hidden(void **state)
+{
+    run_sums(4, 0, pairs, NULL, (struct plan){.driver = "gpus=4", .shared = true, .hidden = true});
+}
+
+/* So ranks stage an operation after the other. */
+static void little_memory_can_be_pinned(void **state)
+{
+    run_sums(2, 0, NULL, NULL, (struct plan){.driver = "gpus=1 pinned=4500000"});
+}
+
 static void shared_memory_is_not_pinned(void **state)
 {
     run_sums(4, 0, pairs, NULL, (struct plan){.driver = "gpus=1 unshared"});
@@ -188,7 +203,7 @@ static int refuse(int rank, void *arg)
     void *graph;
     float host[4] = {1, 2, 3, 4};
     tally_op *op;
-    open_gpu(&g, "gpus=1");
+    open_gpu(&g, "gpus=2");
     tally_comm *c = job_open();
     make(&x, 16);
     memset(x.host, 0, 16);
@@ -207,6 +222,23 @@ static int refuse(int rank, void *arg)
     CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
     CHECK_HOLDS(tally_error(), "captured");
     CHECK(cuStreamEndCapture(g.stream, &graph) == 0);
+    struct gpu other = {0};
+    unsigned long long elsewhere, gone;
+    CHECK(cuDevicePrimaryCtxRetain(&other.context, 1) == 0 && cuCtxPushCurrent_v2(other.context) == 0);
+    CHECK(cuStreamCreate(&other.stream, 1) == 0 && cuMemAlloc_v2(&elsewhere, 64) == 0);
+    CHECK(tally_push_pull(c, "x", x.device, (void *)(uintptr_t)elsewhere, 4, TALLY_FLOAT32, TALLY_SUM, &o,
+                          &op) == -EINVAL);
+    CHECK_HOLDS(tally_error(), "the input is on GPU 0, and the output on GPU 1");
+    o.stream = other.stream;
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
+    CHECK_HOLDS(tally_error(), "not one of GPU 0");
+    o.stream = g.stream;
+    CHECK(cuMemFree_v2(elsewhere) == 0 && cuStreamDestroy_v2(other.stream) == 0);
+    CHECK(cuCtxPopCurrent_v2(&other.context) == 0 && cuDevicePrimaryCtxRelease_v2(1) == 0);
+    CHECK(cuMemAlloc_v2(&gone, 64) == 0 && cuMemFree_v2(gone) == 0);
+    CHECK(tally_push_pull(c, "x", (void *)(uintptr_t)gone, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) ==
+          -EINVAL);
+    CHECK_HOLDS(tally_error(), "freed");
     o.place = 2;
     CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
     o.place = TALLY_PLACE_CUDA;
@@ -219,6 +251,67 @@ static int refuse(int rank, void *arg)
     unmake(&x);
     close_gpu(&g);
     return 0;
+}
+
+/* A tensor of PyTorch's expandable segments. */
+static int expand(int rank, void *arg)
+{
+    enum { COUNT = 4 * PAGE / sizeof(float) };
+    struct gpu g;
+    tally_op *op;
+    unsigned long long at;
+    open_gpu(&g, "gpus=1");
+    tally_comm *c = job_open();
+    struct tally_options o = on_gpu(&g);
+    CHECK(fake_cuda_expand(&at, 4 * PAGE) == 0);
+    float *x = (float *)(uintptr_t)at, *data = fake_cuda_data(x);
+    for (int i = 0; i < COUNT; i++)
+        data[i] = (float)(i + rank);
+    CHECK(tally_push_pull(c, "x", x, x, COUNT, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+    job_expect(op, 0);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(data[i] == (float)(2 * i + 1));
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(cuMemFree_v2(at) == 0 && cuMemFree_v2(at + 2 * PAGE) == 0);
+    close_gpu(&g);
+    return 0;
+}
+
+static void expandable_segments(void **state)
+{
+    struct job j = {.ranks = 2, .main = expand};
+    job_run(&j);
+}
+
+/* Rank 1 cannot pin memory. */
+static int pin_nothing(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x;
+    open_gpu(&g, rank == 1 ? "gpus=1 pinned=8192" : "gpus=1");
+    tally_comm *c = job_open();
+    make(&x, 16);
+    for (int step = 0; step < 3; step++) {
+        struct tally_options o = on_gpu(&g);
+        tally_op *op;
+        CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -ECANCELED);
+        CHECK_HOLDS(tally_op_error(op), "rank 1");
+        CHECK_HOLDS(tally_op_error(op), "GPU 0: cuMemHostRegister failed: CUDA_ERROR_OUT_OF_MEMORY");
+        tally_op_free(op);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void no_memory_can_be_pinned(void **state)
+{
+    for (int together_too = 0; together_too < 2; together_too++) {
+        struct job j = {.ranks = 2, .main = pin_nothing, .machine = together_too ? together : NULL};
+        job_run(&j);
+    }
 }
 
 static void bad_input_is_refused(void **state)
@@ -379,9 +472,64 @@ static int die(int rank, void *arg)
     }
     CHECK_HOLDS(tally_error(), "rank 1");
     tally_comm_close(c);
+    CHECK(cuStreamSynchronize(g.stream) == 0);
     unmake(&x);
     close_gpu(&g);
     return 0;
+}
+
+/* Rank 1 is killed in a call of its driver. */
+static int die_in_driver(int rank, void *arg)
+{
+    const struct fault *f = arg;
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    char words[80] = "gpus=1";
+    if (rank == 1)
+        snprintf(words, sizeof words, "gpus=1 fail=%s:-9:%d", f->call, f->at);
+    open_gpu(&g, words);
+    tally_comm *c = job_open();
+    make(&x, 100000);
+    for (int err = 0; !err;) {
+        struct tally_options o = on_gpu(&g);
+        memset(x.host, 0, x.bytes);
+        upload(&g, &x);
+        err = tally_push_pull(c, "x", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op);
+        if (!err) {
+            err = tally_op_wait(op, -1);
+            tally_op_free(op);
+        }
+    }
+    CHECK_HOLDS(tally_error(), "rank 1");
+    tally_comm_close(c);
+    CHECK(cuStreamSynchronize(g.stream) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void a_rank_is_killed_at_each_step(void **state)
+{
+    static const struct fault steps[] = {
+        {"cuStreamIsCapturing", 2}, {"cuMemHostRegister", 2}, {"cuStreamWaitEvent", 2},  {"cuMemcpyAsync", 2},
+        {"cuEventSynchronize", 1},  {"copy-to-GPU", 2},       {"cuEventSynchronize", 3}, {"copy-to-GPU", 9}};
+    static const int two_and_one[] = {0, 0, 1};
+    struct fault *f = job_shared(sizeof *f);
+    for (size_t i = 0; i < 3 * sizeof steps / sizeof *steps; i++) {
+        const int *machines[] = {NULL, two_and_one, together};
+        f->call = steps[i / 3].call;
+        f->at = steps[i / 3].at;
+        struct job j = {.ranks = 3,
+                        .main = die_in_driver,
+                        .arg = f,
+                        .machine = machines[i % 3],
+                        .settings = {"TALLY_PART_BYTES=16K"}};
+        job_start(&j);
+        for (int rank = 0; rank < 3; rank++)
+            assert_int_equal(job_wait_rank(&j, rank), rank == 1 ? 128 + SIGKILL : 0);
+        job_clear(&j);
+    }
 }
 
 static void a_rank_is_killed(void **state)
@@ -444,11 +592,16 @@ int main(void)
         cmocka_unit_test(machines_of_several_ranks),
         cmocka_unit_test(one_machine),
         cmocka_unit_test(little_memory_and_other_orders),
+        cmocka_unit_test(gpus_are_hidden),
+        cmocka_unit_test(little_memory_can_be_pinned),
         cmocka_unit_test(shared_memory_is_not_pinned),
         cmocka_unit_test(bad_input_is_refused),
+        cmocka_unit_test(expandable_segments),
+        cmocka_unit_test(no_memory_can_be_pinned),
         cmocka_unit_test(failures_of_the_driver),
         cmocka_unit_test(a_gpu_is_lost),
         cmocka_unit_test(a_rank_is_killed),
+        cmocka_unit_test(a_rank_is_killed_at_each_step),
         cmocka_unit_test(operations_are_cancelled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -47,6 +47,9 @@ _arguments = {
     "cuMemAlloc_v2": (c_void_p, c_size_t),
     "cuStreamCreate": (c_void_p, c_uint),
     "cuStreamSynchronize": (c_void_p,),
+    "cuStreamBeginCapture_v2": (c_void_p, c_int),
+    "cuStreamEndCapture": (c_void_p, c_void_p),
+    "cuStreamIsCapturing": (c_void_p, c_void_p),
     "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
     "cuLaunchHostFunc": (c_void_p, _function, c_void_p),
     "cuEventCreate": (c_void_p, c_uint),
@@ -213,6 +216,11 @@ class Fake:
 
     def current(self):
         return getattr(_current, "streams", {}).get(self.place, self._default)
+
+    def is_capturing(self):
+        status = c_int()
+        self.gpu.call("cuStreamIsCapturing", self.current().handle, byref(status))
+        return status.value != 0
 
     def handle(self, stream):
         return stream.handle
@@ -443,6 +451,17 @@ def pinned():
 def fail(what):
     """Let a call of the driver fail: CALL:CODE[:N]; "" none any more."""
     _cuda.fake_cuda_fail(what.encode())
+
+
+@contextlib.contextmanager
+def captured(runtime):
+    """Within this context the current stream is captured into a graph."""
+    stream, graph = runtime.current().handle, c_void_p()
+    runtime.gpu.call("cuStreamBeginCapture_v2", stream, 0)
+    try:
+        yield
+    finally:
+        runtime.gpu.call("cuStreamEndCapture", stream, byref(graph))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """CUDA tensors through Tally, on a device that is not there (fake_device.py): the same sums as on the host, whatever
 the order in which streams and copies come to an end."""
 
+import contextlib
 import functools
 
 import pytest
@@ -454,6 +455,9 @@ def errors():
         each("shape", lambda: None, 20_000 + (rank == 1))
         each("fewer chunks", lambda: None, 3_000 if rank == 1 else 20_000)
         each("one chunk", lambda: None, 20_000 if rank == 1 else 3_000)
+        x = fake.tensor(torch.ones(2))
+        with fake.captured(on.runtime) if rank == 1 else contextlib.nullcontext():
+            told["capture"] = said(lambda: t.allreduce(x, op=t.Sum, name="capture") and "nothing")
         told["two"] = said(lambda: t.grouped_allreduce([fake.tensor(torch.ones(2)), torch.ones(2)], op=t.Sum,
                                                        name="two")[1].tolist())
         told["sparse"] = said(lambda: t.sparse_allreduce_async(fake.tensor(torch.ones(2)), "sparse", t.Sum))
@@ -463,7 +467,9 @@ def errors():
 
 def test_errors(three):
     told = three(errors, timeout=PATIENCE)
+    assert told[1]["capture"].startswith("NotImplementedError")
     for one in told:
+        assert "captured into a graph" in one["capture"]
         assert "cuMemHostRegister failed" in one["memory"] and "cuMemcpyAsync failed" in one["copy"]
         assert all("disagree" in one[case] for case in ("shape", "fewer chunks", "one chunk"))
         assert one["two"] == [3, 3]
@@ -480,7 +486,7 @@ def uncopied():
     told = []
     with fake.install(4, 1 << 14, 1 << 16):
         for turn in range(4):
-            fake.fail("copy to a GPU:999" if turn == 0 and tally.rank() == 1 else "")
+            fake.fail("copy-to-GPU:999" if turn == 0 and tally.rank() == 1 else "")
             x = fake.tensor(torch.ones(20_000))
             told.append(said(lambda: fake.read(t.allreduce(x, op=t.Sum, name="x")).sum().item()))
     return told

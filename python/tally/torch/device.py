@@ -61,6 +61,10 @@ class Cuda:
         """The calling thread's current stream."""
         return torch.cuda.current_stream(self._place)
 
+    def is_capturing(self):
+        """Whether the current stream is being captured into a graph."""
+        return torch.cuda.is_current_stream_capturing()
+
     def handle(self, stream):
         """The driver's CUstream, as a number."""
         return stream.cuda_stream
@@ -102,7 +106,9 @@ def supported(place):
 
 
 def of(tensor):
-    """The Device of a tensor; None for a tensor in host memory.  Raises NotImplementedError for other kinds of devices."""
+    """The Device of a tensor; None for a tensor in host memory.
+
+    Raises NotImplementedError for other kinds of devices, and while the current stream is captured into a graph."""
     if tensor.is_cpu:
         return None
     place = tensor.device
@@ -114,6 +120,8 @@ def of(tensor):
             device = _devices.get(place)
             if device is None:
                 device = _devices[place] = Device(_RUNTIMES[place.type](place))
+    if device.runtime.is_capturing():
+        raise NotImplementedError("the current stream is being captured into a graph; communicate outside of it")
     return device
 
 

@@ -159,15 +159,29 @@ static int stager_make_piece(struct tly_stager *s, int size, struct stager_piece
     return 0;
 }
 
-/* Free unused pieces until there is room for so many bytes more. */
-static void stager_make_room(struct tly_stager *s, uint64_t bytes)
+/* Free unused pieces until no more than so many bytes are left, or no unused piece. */
+static void stager_shrink(struct tly_stager *s, uint64_t left)
 {
     for (int i = SMALLEST; i < SIZES; i++)
-        while (s->unused[i] && s->bytes + bytes > s->limit) {
+        while (s->unused[i] && s->bytes > left) {
             struct stager_piece *p = s->unused[i];
             s->unused[i] = p->next;
             stager_free_piece(s, p);
         }
+}
+
+/* Make room for so many bytes more. */
+static void stager_make_room(struct tly_stager *s, uint64_t bytes)
+{
+    stager_shrink(s, bytes < s->limit ? s->limit - bytes : 0);
+}
+
+/* True: there was something to free. */
+static bool stager_drop_unused(struct tly_stager *s)
+{
+    uint64_t before = s->bytes;
+    stager_shrink(s, 0);
+    return s->bytes < before;
 }
 
 /* beyond: even if that is too much.  -EAGAIN: wait for others to give some back. */
@@ -184,6 +198,8 @@ static int stager_take_piece(struct tly_stager *s, uint64_t bytes, bool beyond, 
         if (s->used && !beyond && s->bytes + (1ull << size) > s->limit)
             return -EAGAIN;
         err = stager_make_piece(s, size, &p);
+        if (err == -ENOMEM && stager_drop_unused(s))
+            err = stager_make_piece(s, size, &p);
     }
     if (err)
         return err == -ENOMEM && s->used ? -EAGAIN : err;
@@ -360,8 +376,7 @@ static void stager_destroy(struct tly_stager *s)
     for (int i = 0; i < 2; i++)
         if (ends[i]->stager)
             pthread_join(ends[i]->thread, NULL);
-    s->limit = 0;
-    stager_make_room(s, 0);
+    stager_shrink(s, 0);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     tly_device_close(s->device);
