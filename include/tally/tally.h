@@ -357,6 +357,37 @@ TALLY_API int tally_recv(tally_comm *comm, void *output, size_t count, enum tall
  * tag may be in flight, and no tally_recv() with that tag may come in between. */
 TALLY_API int tally_probe(tally_comm *comm, uint32_t tag, const struct tally_options *options, tally_op **op);
 
+/* Shared tensors, for asynchronous training: services keep parameters, to which each rank adds differences at its own pace.  No
+ * rank waits for another, unless there is a bound.  Each addition is applied exactly once, also over connections that break.
+ *
+ * Create a shared tensor.  All ranks call it with the same name, count, type and staleness; rank 0's `values` count, and the other
+ * ranks' are not read.  Types: float32, float64, int32, int64.  `staleness`: by how many additions a rank may be ahead of the slowest,
+ * 1 to 255; 0: no bound.  Services keep the values until the communicator is closed, within TALLY_MEMORY; each rank has two copies.
+ * If a service that keeps values leaves the job, or dies, the job fails.  options->shape is compared; group and scale factors are not
+ * allowed.  -EEXIST: it has been created; -EBUSY; -EINVAL.  The operation fails with -ENOMEM if a service is short of memory. */
+TALLY_API int tally_shared_create(tally_comm *comm, const char *name, const void *values, size_t count,
+                                  enum tally_dtype dtype, uint32_t staleness,
+                                  const struct tally_options *options, tally_op **op);
+
+/* Add `difference` to a shared tensor and get the newest values, which have this addition and all that came to their service before
+ * it.  NULL adds nothing and counts as an addition.  Values of different parts may be of different moments.  With a bound, the
+ * addition is applied at once, and the operation ends when no rank that has not joined is too far behind.  A rank without more
+ * input calls tally_join(); when all have joined, all count as level.  It cannot be cancelled.
+ *   -EBUSY             this rank has an operation of the tensor in flight
+ *   -ENOENT            it has not been created
+ * The operation fails with -ESHUTDOWN if a rank has left without joining, and others would wait for it. */
+TALLY_API int tally_shared_add(tally_comm *comm, const char *name, const void *difference,
+                               const struct tally_options *options, tally_op **op);
+
+/* Get the newest values of a shared tensor.  Otherwise as tally_shared_add(). */
+TALLY_API int tally_shared_read(tally_comm *comm, const char *name, const struct tally_options *options,
+                                tally_op **op);
+
+/* The values that a finished operation of a shared tensor has brought, in the library's memory.  Nothing writes there until this
+ * rank's next operation but one of that tensor is submitted.  They must not be written to.  -EAGAIN: not finished, or failed;
+ * -EINVAL: not of a shared tensor. */
+TALLY_API int tally_shared_values(const tally_op *op, const void **data);
+
 /* Declare that this rank has no more input.  The operation ends when all ranks have declared it and everything that
  * they had submitted has ended.  tally_op_source() returns the rank that joined last.  The operation waits as long as
  * the others live.
@@ -387,6 +418,9 @@ enum tally_kind {
     TALLY_SCATTER = 9,
     TALLY_MESSAGE = 10,
     TALLY_PUSH_PULLV = 13,
+    TALLY_SHARED_CREATE = 14,
+    TALLY_SHARED_ADD = 15,
+    TALLY_SHARED_READ = 16,
 };
 
 /* 1: ended, 0: not yet. */

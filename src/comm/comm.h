@@ -17,7 +17,7 @@
  *   inbox.c, state.c, path/post.c           what other threads have for the loop; how a communicator stands, and its
  *                                           failure; control frames
  *   op/part.c, op/carriers.c, op/group.c    the states of a part; who carries for a machine; lists of ranks
- *   op/names.c                              names and keys
+ *   op/replica.c, op/names.c                what a rank has of a shared tensor; names and keys
  *   op/spec.c, op/tensor.c                  what ranks compare; cuts
  *   op/handle.c, op/events.c                the caller's handle; the completion queue
  *   epoch/epoch.c, op/rounds.c              which service sums what; what a joined rank had submitted
@@ -33,6 +33,7 @@
  *   elements.c                              sizes and norms, without a communicator
  *   options.c, listen.c, abort.c            options of other versions; the coordinator's socket; a rank that leaves
  *   submit.c, calls.c, op/joining.c         from a request to the loop; the calls of tally.h; tally_join
+ *   shared.c                                the calls of tally.h for shared tensors
  *   epoch/follow.c, path/engine.c           changes of epoch; what shared memory calls
  *   epoch/report.c, comm.c                  tally_comm_report; open, close, the thread
  *

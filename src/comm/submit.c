@@ -223,7 +223,12 @@ static int submit_name_op(tally_comm *c, const struct tly_request *r, struct tal
         name = submit_make_name(made + sizeof made, ordered ? NULL : op->call->function + strlen("tally_"),
                                 *number + 1);
     }
-    struct tly_tensor *t = tly_tensor_get(c, g, ordered ? 0 : r->kind, op->space, name);
+    struct tly_tensor *t =
+        tly_tensor_get(c, g,
+                       ordered           ? 0
+                       : op->call->names ? op->call->names
+                                         : r->kind,
+                       op->space, name);
     if (!t)
         return -ENOMEM;
     /* Pairs with the release in tly_op_forget_tensor(). */
@@ -347,6 +352,8 @@ int tally_op_cancel(tally_op *op, const char *reason)
         return err;
     if (tly_handle_is_done(&op->handle))
         return 0;
+    if (op->call->apart)
+        return tly_fail(EINVAL, "what was added to a shared tensor cannot be taken back: wait for it");
     tally_comm *c = op->comm;
     char *text = submit_copy_reason(reason);
     if (!text)

@@ -21,6 +21,9 @@ static const struct tly_call *calls[TLY_KINDS] = {
     [TALLY_PUSH_PULLV] = &tly_call_push_pullv,
     [TLY_PROBE] = &tly_call_probe,
     [TLY_JOIN] = &tly_call_join,
+    [TALLY_SHARED_CREATE] = &tly_call_shared_create,
+    [TALLY_SHARED_ADD] = &tly_call_shared_add,
+    [TALLY_SHARED_READ] = &tly_call_shared_read,
 };
 
 const struct tly_call *tly_call_of(unsigned kind)

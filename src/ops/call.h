@@ -30,15 +30,19 @@ struct tly_call {
     const char *collective;
     /* "from" or "to", before the root in texts.  NULL: it has no root. */
     const char *root;
-    bool reduces; /* its result is a reduction */
-    bool shaped;  /* ranks compare the caller's shape */
-    bool placed;  /* its tensor may be on a GPU (tally_options.place) */
-    bool pieces;  /* part 0 is the ranks' roll call, and each other part is of one rank's piece */
-    bool paired;  /* pieces between two ranks, whose lengths only these know */
-    bool message; /* between two ranks, and outside the order of collectives */
-    bool moves;   /* data crosses the network cards as soon as all ranks have submitted it */
-    bool finds;   /* its result is a rank: tally_op_source() */
-    bool empty;   /* it has no data */
+    bool reduces;  /* its result is a reduction */
+    bool shaped;   /* ranks compare the caller's shape */
+    bool placed;   /* its tensor may be on a GPU (tally_options.place) */
+    bool pieces;   /* part 0 is the ranks' roll call, and each other part is of one rank's piece */
+    bool paired;   /* pieces between two ranks, whose lengths only these know */
+    bool message;  /* between two ranks, and outside the order of collectives */
+    bool moves;    /* data crosses the network cards as soon as all ranks have submitted it */
+    bool finds;    /* its result is a rank: tally_op_source() */
+    bool empty;    /* it has no data */
+    bool kept;     /* of a shared tensor: its parts go straight to services, any of which may end it */
+    bool bounded;  /* its reduction is a staleness */
+    bool apart;    /* its parts' services belong to no epoch: BEGUN does not list it */
+    uint8_t names; /* the kind under whose names it is; 0: its own */
     /* How ranks that share memory do it there; NULL: they cannot. */
     const struct tly_local_call *local;
     /* Size of the operation's own state (tly_op_own), clear at first. */
@@ -70,6 +74,9 @@ struct tly_call {
      * follows from it. */
     int (*answered)(struct tally_comm *c, struct tally_op *op);
 
+    /* In the loop.  It is about to end; failed: without its result.  NULL: nothing follows. */
+    void (*ended)(struct tally_comm *c, struct tally_op *op, bool failed);
+
     /* From any thread.  The last reference is gone: free what the own state owns.  NULL: nothing. */
     void (*release)(struct tally_op *op);
 };
@@ -95,5 +102,6 @@ extern const struct tly_call tly_call_alltoall, tly_call_gather, tly_call_scatte
 extern const struct tly_call tly_call_message, tly_call_probe;
 extern const struct tly_call tly_call_barrier;
 extern const struct tly_call tly_call_join;
+extern const struct tly_call tly_call_shared_create, tly_call_shared_add, tly_call_shared_read;
 
 #endif

@@ -21,6 +21,9 @@ static struct {
     [TALLY_MESSAGE] = {&tly_rule_message, &tly_rule_message},
     [TALLY_PUSH_PULLV] = {&tly_rule_all_reduce, &tly_rule_all_reduce},
     [TLY_PROBE] = {&tly_rule_probe, &tly_rule_probe},
+    [TALLY_SHARED_CREATE] = {&tly_rule_shared_create, &tly_rule_shared_create},
+    [TALLY_SHARED_ADD] = {&tly_rule_shared_add, &tly_rule_shared_add},
+    [TALLY_SHARED_READ] = {&tly_rule_shared_read, &tly_rule_shared_read},
 };
 
 const struct tly_rule *tly_rule_of(const struct tly_frame *f)

@@ -12,10 +12,13 @@
  *                probe       one rank asks which message waits for it
  *   barrier      barrier     no rank brings data
  *                meet        the same, and all ranks must come: part 0 of a reduce-scatter
+ *   shared       create      as root, and the service keeps the data
+ *                add         one rank's data is added to what is kept, and it gets that
+ *                read        the same without data
  *
  * A frame's `kind` (an operation of tally.h) and whether it belongs to part 0 select the rule: rule.c has that list.  The
  * files of src/sum/ read the table and never ask which operation it is.  A rule keeps no state outside the round: its
- * functions see one round, and nothing of them outlives it.
+ * functions see one round, and nothing of them outlives it, but what shared tensors keep (sum/kept.h).
  *
  * All functions run in the loop's thread under its lock, but advance() where `divides` is set. */
 #ifndef TLY_OPS_RULE_H
@@ -50,13 +53,16 @@ struct tly_rule {
     uint32_t (*length)(const struct tly_frame *f, const struct tly_members *who, uint32_t rank);
     /* Do ranks of all go on without those that have joined?  NULL: no. */
     bool (*spares)(const struct tly_frame *f);
-    /* All ranks have come: may the result begin?  False: not before another offer comes.  NULL: yes. */
+    /* All ranks have come: may the result begin?  False: not before another push comes.  NULL: yes. */
     bool (*may_start)(struct tly_job *job, const struct tly_round *r);
+    /* By how many steps a rank that takes no part is too far behind for the result to begin.  NULL: no rank is. */
+    uint32_t (*behind)(const struct tly_job *job, const struct tly_round *r, uint32_t rank);
     /* The input whose memory the result takes; NULL: none, or no function: the result has memory of its own. */
     uint8_t *(*place)(const struct tly_round *r);
     /* Make bytes [from, to) of the result.  NULL: there is none. */
     void (*advance)(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to);
-    /* All inputs are whole: do they fit together?  Fails the round if not (tly_verdict_decide).  NULL: they do. */
+    /* All inputs are whole: do they fit together?  Fails the round if not (tly_verdict_decide).  It may be asked again before
+     * the result begins.  NULL: they do. */
     void (*tell)(struct tly_job *job, struct tly_round *r);
 };
 
@@ -86,5 +92,6 @@ extern const struct tly_rule tly_rule_table;
 extern const struct tly_rule tly_rule_root, tly_rule_piece, tly_rule_message;
 extern const struct tly_rule tly_rule_barrier, tly_rule_meet;
 extern const struct tly_rule tly_rule_probe;
+extern const struct tly_rule tly_rule_shared_create, tly_rule_shared_add, tly_rule_shared_read;
 
 #endif

@@ -139,7 +139,7 @@ static int frames_on_push(struct tly_session *p, const struct tly_frame *f, stru
     }
     tly_round_push(p, r, f, who, land);
     if (begins && r->rule->offers && f->part == 0)
-        tly_progress_offered(job);
+        tly_progress_waiting(job);
     if (begins && r->said)
         tly_redo_look(job, r);
     return 0;

@@ -17,6 +17,7 @@
  *   window.c    what a rank may push, and what is kept for its sake
  *   store.c     the rounds of a job
  *   memory.c    memory for slots and results; loans
+ *   kept.c      what is kept of shared tensors between rounds
  *   joined.c    ranks that have joined, in rounds
  *   verdict.c   ranks that disagree, refuse, leave or are late
  *   answers.c   results on their way to the ranks
@@ -82,6 +83,7 @@ struct tly_job {
     struct tly_hook hook;
     struct tly_identity identity;
     uint64_t incarnation;
+    char name[200];          /* of its service, as ranks call it; once the job has begun */
     uint32_t fragment_bytes; /* less of a result is not sent */
     int64_t dead_ns, late_ns;
     struct tly_list sessions;
@@ -127,6 +129,8 @@ struct tly_job {
     uint32_t waiting;           /* rounds with `waits` */
     uint32_t restored;          /* rounds with `restored` */
     uint64_t next_order, next_age;
+    struct tly_map kept; /* id -> struct tly_kept; owned */
+    uint64_t kept_bytes; /* memory reserved for them */
     struct tly_quota quota;
     struct tly_service_facts facts;
     struct tly_event quiet; /* the last session has ended */

@@ -26,6 +26,7 @@
 #include "membership/place.h"
 #include "sum/crew.h"
 #include "sum/internal.h"
+#include "sum/kept.h"
 #include "sum/members.h"
 #include "sum/quota.h"
 #include "sum/round.h"
@@ -80,8 +81,8 @@ static void job_start_trace(struct tly_job *job, const struct tly_roster *roster
 /* A window that suits the job's parts, if memory lasts for that. */
 static uint64_t job_find_window(const struct tly_job *job)
 {
-    uint64_t suits =
-        tly_roster_window((int)job->sharing, job->part_bytes, tly_quota_most(&job->quota), job->ranks);
+    uint64_t most = tly_quota_most(&job->quota), free = most > job->kept_bytes ? most - job->kept_bytes : 0;
+    uint64_t suits = tly_roster_window((int)job->sharing, job->part_bytes, free, job->ranks);
     suits = suits < LARGEST_WINDOW ? suits : LARGEST_WINDOW;
     return job->window_fixed ? job->window_bytes : suits > job->part_most ? suits : job->part_most;
 }
@@ -138,11 +139,9 @@ static void job_reserve(struct tly_job *job, uint32_t ranks)
     struct tly_house *h = job->house;
     uint64_t least = (ranks + 1ull) * tly_slot_bytes(job->part_most), before = h->budget.pool.limit;
     char had[TLY_BYTES_TEXT], now[TLY_BYTES_TEXT];
-    if (tly_quota_reserve(&job->quota, least))
+    if (tly_memory_reserve(job, least))
         tly_warn("sum", "%s of memory (TALLY_MEMORY) are too few for %u ranks: using %s",
                  tly_bytes_text(before, had), ranks, tly_bytes_text(h->budget.pool.limit, now));
-    for (struct tly_list *n = h->jobs.next; n != &h->jobs; n = n->next)
-        tly_memory_yield(tly_list_entry(n, struct tly_job, node));
 }
 
 /* --- epochs -------------------------------------------------------------------------------------- */
@@ -206,6 +205,8 @@ int tly_job_begin(struct tly_job *job, const struct tly_roster *roster)
         uint32_t own = job_find_own(job, roster);
         if (own == roster->service_count || !tly_roster_lacks_memory(roster, own))
             job_reserve(job, roster->rank_count);
+        if (own < roster->service_count)
+            tly_service_name(roster, own, job->name, sizeof job->name);
         job_start_trace(job, roster);
         job->ranks = roster->rank_count;
         job_set_sizes(job, roster->part_bytes, tly_roster_active(roster));
@@ -235,6 +236,7 @@ static void job_tick(struct tly_hook *h)
     }
     if (job->restore_waits)
         tly_redo_restore(job);
+    tly_progress_waiting(job);
     if (job->dropped_slots)
         tly_memory_ask_again(job); /* memory that was short may be there again, without any news */
     tly_store_check(job);
@@ -313,6 +315,7 @@ void tly_job_destroy(struct tly_job *job)
     tly_crew_cancel(&job->house->crew, is_of_job, job);
     job_close_sessions(job);
     tly_round_close_all(job);
+    tly_kept_finish(job);
     tly_loop_unhook(job->loop, &job->hook);
     tly_list_remove(&job->node);
     tly_check(!job->quota.in_use);

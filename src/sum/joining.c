@@ -10,6 +10,7 @@
 
 #include "base/map.h"
 #include "sum/internal.h"
+#include "sum/kept.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/session.h"
@@ -75,6 +76,7 @@ static void joining_begin_anew(struct tly_job *job, uint32_t joins)
     joining_look_at_all(job, joining_release);
     for (uint32_t i = 0; i < job->ranks; i++)
         tly_joined_forget(job, i);
+    tly_kept_level(job);
     job->joins = joins;
 }
 
@@ -126,5 +128,6 @@ int tly_joining_learn(struct tly_session *p, const struct tly_frame *f, const vo
     j->on = true;
     job->joined_count++;
     joining_look_at_all(job, joining_look);
+    tly_progress_waiting(job);
     return 0;
 }

@@ -82,11 +82,17 @@ void tly_memory_drop(struct tly_job *job, struct tly_round *r, uint32_t rank)
     tly_window_give_back(job, rank, &r->slots[rank]);
 }
 
-/* Which round has the better claim to memory.  A round that all ranks have pushed needs nothing but memory to end;
- * another may wait for a rank that waits for the first.  Among equals the older one has it. */
+/* It needs nothing but memory to end. */
+static bool memory_may_end(const struct tly_round *r)
+{
+    return tly_round_all_arrived(r) && !r->waits;
+}
+
+/* Which round has the better claim to memory.  One that needs nothing else has it: another may wait for a rank that waits for
+ * the first.  Among equals the older one has it. */
 static bool memory_comes_before(const struct tly_round *a, const struct tly_round *b)
 {
-    bool all_a = tly_round_all_arrived(a), all_b = tly_round_all_arrived(b);
+    bool all_a = memory_may_end(a), all_b = memory_may_end(b);
     return all_a != all_b ? all_a : a->age < b->age;
 }
 
@@ -155,6 +161,15 @@ void tly_memory_yield(struct tly_job *job)
         memory_drop_all(job, victim);
 }
 
+bool tly_memory_reserve(struct tly_job *job, uint64_t bytes)
+{
+    bool low = tly_quota_reserve(&job->quota, bytes);
+    const struct tly_list *jobs = &job->house->jobs;
+    for (struct tly_list *n = jobs->next; n != jobs; n = n->next)
+        tly_memory_yield(tly_list_entry(n, struct tly_job, node));
+    return low;
+}
+
 uint8_t *tly_memory_take_always(struct tly_job *job, uint32_t bytes)
 {
     return tly_quota_take_always(&job->quota, bytes);
@@ -212,7 +227,7 @@ void tly_memory_ask_again(struct tly_job *job)
         for (struct tly_list *n = job->incomplete.next; n != &job->incomplete && job->dropped_slots;
              n = n->next) {
             struct tly_round *r = tly_list_entry(n, struct tly_round, node);
-            if (tly_round_all_arrived(r) != all)
+            if (memory_may_end(r) != all)
                 continue;
             if (!memory_ask_for(job, r, &room, first))
                 return;

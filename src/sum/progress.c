@@ -73,10 +73,12 @@ void tly_progress_reached(struct tly_job *job, struct tly_round *r, uint32_t to)
         tly_memory_ask_again(job);
 }
 
-/* Its rule may have the round wait for an offer; such rounds are counted. */
+/* Its rule may have the round wait for an offer, or for ranks that are behind; such rounds are counted. */
 static bool progress_must_wait(struct tly_job *job, struct tly_round *r)
 {
     bool waits = r->rule->may_start && !r->rule->may_start(job, r);
+    for (uint32_t i = 0; r->rule->behind && i < job->ranks && !waits; i++)
+        waits = r->rule->behind(job, r, i) > 0;
     job->waiting += (uint32_t)waits - r->waits;
     r->waits = waits;
     return waits;
@@ -153,7 +155,7 @@ static bool progress_hand_to_crew(struct tly_job *job, struct tly_round *r, uint
 void tly_progress(struct tly_job *job, struct tly_round *r)
 {
     if (r->complete || r->pieces_left || r->refused || !tly_round_all_arrived(r) || r->said != r->resolved ||
-        r->summed < r->base || progress_must_wait(job, r))
+        r->summed < r->base)
         return;
     uint32_t to = progress_reach(r);
     bool whole = to == r->length && tly_round_is_whole(r);
@@ -164,7 +166,7 @@ void tly_progress(struct tly_job *job, struct tly_round *r)
         return;
     if (whole && r->rule->tell && !r->had)
         r->rule->tell(job, r);
-    if (r->complete)
+    if (r->complete || progress_must_wait(job, r))
         return;
     if (!progress_place_result(job, r)) {
         job->redo_waits = true;
@@ -189,14 +191,18 @@ void tly_progress_landed(struct tly_session *p, struct tly_round *r, const struc
     if (slot->state != SLOT_COMING || (bytes && !slot->loan && !slot->data))
         return;
     slot->filled += bytes;
+    bool whole = false;
     if (slot->filled == f->length || (f->flags & TLY_REQUEST)) {
         tly_slot_change(p->job, r, p->rank, SLOT_WHOLE);
         tly_round_stamp(p->job, r, TLY_AT_ARRIVED, p->rank);
+        whole = true;
     }
     tly_progress(p->job, r);
+    if (whole)
+        tly_progress_waiting(p->job);
 }
 
-void tly_progress_offered(struct tly_job *job)
+void tly_progress_waiting(struct tly_job *job)
 {
     for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete && job->waiting; n = next) {
         struct tly_round *r = tly_list_entry(n, struct tly_round, node);

@@ -161,6 +161,7 @@ void tly_redo_left(struct tly_job *job, uint32_t rank)
     job->gone[rank] = true;
     tly_verdict_left(job, rank);
     tly_redo_look_at_all(job);
+    tly_progress_waiting(job);
 }
 
 void tly_redo_restore(struct tly_job *job)

@@ -156,8 +156,8 @@ void tly_progress_landed(struct tly_session *p, struct tly_round *r, const struc
 void tly_progress(struct tly_job *job, struct tly_round *r);
 /* The result is there up to byte `to`. */
 void tly_progress_reached(struct tly_job *job, struct tly_round *r, uint32_t to);
-/* An offer has come, for which rounds may wait. */
-void tly_progress_offered(struct tly_job *job);
+/* Something has come for which rounds may wait that all their ranks have pushed. */
+void tly_progress_waiting(struct tly_job *job);
 /* Memory may be there for rounds that wait for it. */
 void tly_progress_all(struct tly_job *job);
 

@@ -58,6 +58,8 @@ void tly_slot_leave(struct tly_job *job, const struct tly_round *r, uint32_t ran
 /* memory.c */
 /* Memory for a slot of the round, from rounds with a lesser claim if need be; NULL: there is none now. */
 uint8_t *tly_memory_take(struct tly_job *job, struct tly_round *r, uint32_t bytes);
+/* Have so many bytes reserved for the job from now on, as tly_quota_reserve().  All jobs give up what that takes of them. */
+bool tly_memory_reserve(struct tly_job *job, uint64_t bytes);
 /* The same past the limit, from nobody; NULL: the machine has none. */
 uint8_t *tly_memory_take_always(struct tly_job *job, uint32_t bytes);
 /* Room for a result that some ranks have from a service that is gone.  False: not now, until others have ended. */

@@ -82,6 +82,29 @@ static bool verdict_is_member(struct tly_job *job, const struct tly_round *r, ui
     return tly_members_have(r->who, rank);
 }
 
+static bool verdict_is_behind(struct tly_job *job, const struct tly_round *r, uint32_t rank, const char *text)
+{
+    return r->waits && r->rule->behind && r->rule->behind(job, r, rank) > 0;
+}
+
+static bool verdict_is_late(struct tly_job *job, const struct tly_round *r, uint32_t rank, const char *text)
+{
+    return verdict_is_absent(job, r, rank, text) || verdict_is_behind(job, r, rank, text);
+}
+
+/* Append to the names of ranks by how many steps the last of them is behind. */
+static void verdict_append_steps(const struct tly_job *job, const struct tly_round *r, char *out, size_t len)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < job->ranks && r->waits && r->rule->behind; i++) {
+        uint32_t steps = r->rule->behind(job, r, i);
+        most = steps > most ? steps : most;
+    }
+    size_t at = strlen(out);
+    if (most)
+        snprintf(out + at, len - at, " (%u step%s too far behind)", most, most > 1 ? "s" : "");
+}
+
 static bool verdict_is_coming(struct tly_job *job, const struct tly_round *r, uint32_t rank, const char *text)
 {
     return r->slots[rank].state == SLOT_COMING;
@@ -292,9 +315,10 @@ void tly_verdict_late(struct tly_job *job, struct tly_round *r, const struct tly
     struct tly_frame f = verdict_about(r, TLY_STATUS);
     struct tly_writer w = {0};
     bool named = false;
-    verdict_ranks_text(job, r, verdict_is_absent, NULL, late, sizeof late);
+    verdict_ranks_text(job, r, verdict_is_late, NULL, late, sizeof late);
     if (!late[0])
         return;
+    verdict_append_steps(job, r, late, sizeof late);
     tly_write64(&w, (uint64_t)(job->loop->awake - (r->since ? r->since : r->born)));
     tly_write_text(&w, late);
     /* All who wait learn for whom; the lowest of them says it aloud.  Who asks learns it alone. */
@@ -319,11 +343,13 @@ int64_t tly_verdict_waits(struct tly_job *job, char *out, size_t len)
         const char *why;
     } reasons[] = {{verdict_is_absent, "did not send any of it yet"},
                    {verdict_is_coming, "did not send all of it yet"},
-                   {verdict_is_dropped, "must send it again, for want of memory here"}};
+                   {verdict_is_dropped, "must send it again, for want of memory here"},
+                   {verdict_is_behind, "did not add enough to a shared tensor yet"}};
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
-        char ranks[120];
-        uint32_t count = verdict_ranks_text(job, r, reasons[i].is, NULL, ranks, sizeof ranks);
+        char ranks[160];
+        uint32_t count = verdict_ranks_text(job, r, reasons[i].is, NULL, ranks, sizeof ranks - 40);
         if (count) {
+            verdict_append_steps(job, r, ranks, sizeof ranks);
             snprintf(out, len, "rank%s %s, which %s", count > 1 ? "s" : "", ranks, reasons[i].why);
             return job->loop->awake - r->born;
         }

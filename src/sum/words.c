@@ -43,7 +43,7 @@ static bool words_same(struct word a, struct word b)
 /* Does the next word say nothing without this one? */
 static bool words_leads(struct word w)
 {
-    static const char *const leading[] = {"from", "to", "rank", "prescale", "postscale", "list"};
+    static const char *const leading[] = {"from", "to", "rank", "prescale", "postscale", "list", "staleness"};
     for (size_t i = 0; i < sizeof leading / sizeof *leading; i++)
         if (w.length == strlen(leading[i]) && memcmp(w.at, leading[i], w.length) == 0)
             return true;

@@ -76,10 +76,10 @@ def test_files_use_those_above_them_in_the_list(folder, header, least):
 
 
 # Numbers of operations, and a comparison with one.
-NUMBER = re.compile(r"\bTALLY_(?:PUSH_PULLV?|BROADCAST|ALLGATHER|BARRIER|REDUCE(?:_SCATTER)?|ALLTOALL|GATHER|SCATTER|MESSAGE)\b"
+NUMBER = re.compile(r"\bTALLY_(?:PUSH_PULLV?|BROADCAST|ALLGATHER|BARRIER|REDUCE(?:_SCATTER)?|ALLTOALL|GATHER|SCATTER|MESSAGE|SHARED_(?:CREATE|ADD|READ))\b"
                     r"|\bTLY_(?:PROBE|JOIN)\b|\bkind [=!]= (?:[1-9]|T)")
 # Files that make operations, and the header that numbers them.  src/ops and the interfaces (src/mpi) may name them.
-MAKERS = {"comm": "calls.c op/joining.c", "wire": "frame.h"}
+MAKERS = {"comm": "calls.c shared.c op/joining.c", "wire": "frame.h"}
 
 
 @pytest.mark.parametrize("folder", sorted(FOLDERS.keys() - {"ops", "mpi"}))

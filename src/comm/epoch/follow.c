@@ -20,6 +20,7 @@
 #include "comm/epoch/pace.h"
 #include "comm/epoch/traffic.h"
 #include "comm/op/op.h"
+#include "comm/op/part.h"
 #include "comm/op/tensor.h"
 #include "comm/path/doubt.h"
 #include "comm/path/keep.h"
@@ -114,7 +115,8 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
     memcpy(begun, c->epochs.verdicts, decided * sizeof *begun);
     count = decided;
     for (const struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
-        begun[count++] = (struct tly_begun){op->key, op->round, op->epoch->number};
+        if (!op->call->apart)
+            begun[count++] = (struct tly_begun){op->key, op->round, op->epoch->number};
     tly_member_begun(&c->member, next->epoch, begun, count);
     free(begun);
     tly_epoch_met(c);
@@ -165,6 +167,48 @@ void tly_follow_promised(void *comm, const struct tly_begun *b)
                       "another rank has begun an operation by a split that this rank does not know");
 }
 
+/* Operations whose services belong to no epoch need no older one. */
+static void follow_move_apart(tally_comm *c)
+{
+    for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op)) {
+        if (!op->call->apart)
+            continue;
+        tly_epoch_unref(op->epoch);
+        op->epoch = c->epoch;
+        c->epoch->references++;
+    }
+}
+
+/* A shared tensor of which this service keeps parts, or is about to; names.lock held.  NULL: there is none. */
+static const struct tly_tensor *follow_find_kept(tally_comm *c, uint32_t service)
+{
+    const struct tly_tensor *kept = tly_names_kept_by(&c->names, service);
+    for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
+        for (uint32_t i = 0; i < op->part_count && op->call->kept; i++)
+            if (op->parts[i].owner == service)
+                kept = op->tensor;
+    return kept;
+}
+
+/* The service is gone: the job ends if no other process has what it keeps. */
+static void follow_mourn(tally_comm *c, uint32_t service)
+{
+    char title[TLY_TITLE], why[TLY_SENTENCE];
+    tly_names_lock(&c->names);
+    const struct tly_tensor *kept = follow_find_kept(c, service);
+    if (kept)
+        tly_tensor_title(kept, title, sizeof title);
+    tly_names_unlock(&c->names);
+    if (!kept)
+        return;
+    snprintf(
+        why, sizeof why,
+        "%.200s, which keeps part of the shared tensor %s, has left the job: start it again from the last "
+        "checkpoint",
+        c->peers[service].name, title);
+    tly_comm_fail(c, ECONNRESET, why);
+}
+
 void tly_follow_committed(void *comm, const struct tly_roster *roster)
 {
     tally_comm *c = comm;
@@ -179,6 +223,7 @@ void tly_follow_committed(void *comm, const struct tly_roster *roster)
         tly_comm_fail(c, ENOMEM, "out of memory");
         return;
     }
+    follow_move_apart(c);
     tly_service_resize(c->service, roster);
     tly_traffic_begin(c);
     for (int i = 0; i < c->services; i++) {
@@ -191,6 +236,9 @@ void tly_follow_committed(void *comm, const struct tly_roster *roster)
         } else if (p->incarnation) {
             follow_put_out(p);
             p->incarnation = 0;
+            follow_mourn(c, (uint32_t)i);
+            if (tly_comm_failed(c))
+                return;
             tly_doubt_hand_on(c, p);
         }
     }

@@ -12,10 +12,17 @@
 #include "comm/comm.h"
 #include "comm/op/group.h"
 #include "comm/op/names.h"
+#include "comm/op/replica.h"
 #include "comm/op/tensor.h"
 #include "membership/roster.h"
 #include "ops/call.h"
 #include "tally/tally.h"
+
+/* Do names of this kind keep their keys when all ranks have joined? */
+static bool names_outlast_joins(unsigned kind)
+{
+    return kind && (tly_call_of(kind)->message || tly_call_of(kind)->kept);
+}
 
 /* 0 is the kind of all collectives in an ordered space. */
 static bool names_is_message(unsigned kind)
@@ -28,7 +35,7 @@ uint64_t tly_tensor_key(uint32_t joins, uint64_t group, uint32_t kind, uint32_t 
     /* Seeds that differ in all their bits: of up to three letters XXH3 mixes only the xor with the seed, and "t10" of
      * one kind would be "t11" of another. */
     uint64_t seed = (0x74616c6c79000000ull | (uint64_t)space << 8 | kind) * 0x9e3779b97f4a7c15ull;
-    if (!names_is_message(kind))
+    if (!names_outlast_joins(kind))
         seed ^= joins * 0xd6e8feb86659fd93ull;
     return XXH3_64bits_withSeed(name, strlen(name), seed ^ group);
 }
@@ -78,6 +85,7 @@ void tly_tensor_destroy(struct tly_tensor *t)
     tly_tensor_leave_plan(t);
     free(t->cut.pieces);
     free(t->plan.pieces);
+    tly_replica_destroy(t->replica);
     free(t);
 }
 
@@ -112,7 +120,7 @@ int tly_names_begin_anew(struct tly_names *n, uint32_t joins, bool former)
     n->joins = joins;
     tly_map_each(&n->tensors, t)
     {
-        bool stays = t->unnamed || tly_tensor_is_message(t);
+        bool stays = t->unnamed || names_outlast_joins(t->kind);
         if (former && !stays && tly_map_put(&n->former, t->key, t) != 0)
             err = -ENOMEM;
         if (!stays) {
@@ -129,6 +137,13 @@ int tly_names_begin_anew(struct tly_names *n, uint32_t joins, bool former)
     n->plans = 0;
     tly_groups_begin_anew(&n->groups);
     return err;
+}
+
+const struct tly_tensor *tly_names_kept_by(const struct tly_names *n, uint32_t service)
+{
+    const struct tly_tensor *t, *found = NULL;
+    tly_map_each(&n->tensors, t) if (tly_replica_is_at(t->replica, service)) found = t;
+    return found;
 }
 
 void tly_names_take(struct tly_names *n, uint64_t key)

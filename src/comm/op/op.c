@@ -85,6 +85,8 @@ static void op_complete(tally_comm *c, struct tally_op *op, bool failed)
         tly_map_take(&c->active.by_key, op->key);
     tly_stamp(c->trace, TLY_AT_DONE, TLY_NO_PEER, op->key, op->round, TLY_NO_PART, (uint32_t)op->bytes);
     tly_list_remove(&op->node);
+    if (op->call->ended && !op->mark)
+        op->call->ended(c, op, failed);
     tly_pace_leaves(c, op);
     tly_chain_withdraw(c, op, !failed);
     tly_stager_leave(op);

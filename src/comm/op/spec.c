@@ -230,6 +230,8 @@ static size_t spec_append_data(const struct tally_op *op, char *out, size_t len,
         at = spec_append_ranges(tly_spec_ranges(op), op->spec.digest, out, len, at);
     if (op->call->reduces && at < len)
         at += (size_t)snprintf(out + at, len - at, " %s", reductions[op->reduction]);
+    if (op->call->bounded && op->reduction && at < len)
+        at += (size_t)snprintf(out + at, len - at, " staleness %u", op->reduction);
     if (op->call->root && at < len)
         at += (size_t)snprintf(out + at, len - at, " %s rank %u", op->call->root, op->root);
     if (op->spec.prescale != 1 && at < len)

@@ -38,6 +38,7 @@ struct tly_tensor {
     struct tly_list_plan *plan_list; /* the latest that names it, or NULL; shared */
     size_t item;                     /* its place in that */
     int32_t priority;                /* of its last operation; the loop's */
+    struct tly_replica *replica;     /* owned: of a shared tensor, once it has been created; else NULL */
     struct tly_cut {
         uint64_t bytes,
             digest; /* size, ranges, epoch and root (one more; 0: it has none) for which it was made */

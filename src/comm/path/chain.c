@@ -32,7 +32,8 @@ static bool chain_has(const struct tally_op *op, int place)
 
 void tly_chain_choose(tally_comm *c, struct tally_op *op)
 {
-    for (unsigned left = op->call->message ? 0 : tly_stages_between; left; left &= left - 1) {
+    for (unsigned left = op->call->message || op->call->kept ? 0 : tly_stages_between; left;
+         left &= left - 1) {
         int at = __builtin_ctz(left);
         const struct tly_stage *s = tly_stage_at(at);
         if (!s->suits(c, op))

@@ -183,7 +183,7 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
             tly_link_detach(peer->link, p);
         }
         /* At home the verdict is the answer; the others must be told. */
-        if (p->known && p->state != PART_LANDED && p->index != 0 && peer->open)
+        if (p->known && p->state != PART_LANDED && (p->index != 0 || op->call->kept) && peer->open)
             queue_cancel(c, p, NULL);
         tly_part_change(p, PART_IDLE);
     }

@@ -1,0 +1,167 @@
+/* service.c - the rules of shared tensors: parameters that services keep (docs/why/shared.md).
+ *
+ * A create is a broadcast from rank 0, whose data the service keeps.  An addition and a read are rounds of one rank.  An addition
+ * is applied once it is whole, and once only: what its rank pushes again is answered alone.  The answer is a copy of the values,
+ * made when no rank is too far behind. */
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "ops/root.h"
+#include "ops/rule.h"
+#include "reduce/reduce.h"
+#include "sum/internal.h"
+#include "sum/kept.h"
+#include "sum/members.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "sum/slot.h"
+#include "sum/verdict.h"
+#include "tally/tally.h"
+
+/* --- create -------------------------------------------------------------------------------------- */
+
+static const char *create_check(const struct tly_frame *f, const struct tly_members *who)
+{
+    bool sums = f->dtype == TALLY_FLOAT32 || f->dtype == TALLY_FLOAT64 || f->dtype == TALLY_INT32 ||
+                f->dtype == TALLY_INT64;
+    return sums && f->length && !f->group && !f->root ? NULL : "a shared tensor of another kind";
+}
+
+/* All ranks agree: keep the part, or say why not. */
+static void create_tell(struct tly_job *job, struct tly_round *r)
+{
+    const struct tly_kept *s = tly_kept_find(job, &r->head);
+    if ((s && s->created == r->head.round) || tly_kept_make(job, &r->head))
+        return;
+    char sentence[TLY_SENTENCE], part[TLY_BYTES_TEXT], room[TLY_BYTES_TEXT], kept[TLY_BYTES_TEXT];
+    snprintf(sentence, sizeof sentence,
+             "%s has no memory for a part of %s: it keeps %s of parameters and may keep %s more beside what "
+             "sums need (TALLY_MEMORY)",
+             job->name, tly_bytes_text(r->head.length, part), tly_bytes_text(job->kept_bytes, kept),
+             tly_bytes_text(tly_kept_room(job), room));
+    tly_verdict_decide(job, r, ENOMEM, sentence);
+}
+
+static void create_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
+{
+    struct tly_kept *s = tly_kept_find(job, &r->head);
+    tly_root_advance(job, r, from, to);
+    if (s && s->length == r->head.length)
+        memcpy(s->values + from, r->result + from, to - from);
+}
+
+const struct tly_rule tly_rule_shared_create = {
+    .name = "shared_create",
+    .givers = TLY_ROOT_GIVES,
+    .check = create_check,
+    .length = tly_root_length,
+    .place = tly_root_place,
+    .tell = create_tell,
+    .advance = create_advance,
+};
+
+/* --- add and read -------------------------------------------------------------------------------- */
+
+static const char *shared_check(const struct tly_frame *f, const struct tly_members *who)
+{
+    return who->count == 1 ? NULL : "a shared tensor's operation of several ranks";
+}
+
+static uint8_t *shared_place(const struct tly_round *r)
+{
+    return r->slots[r->head.rank].data;
+}
+
+static uint32_t shared_behind(const struct tly_job *job, const struct tly_round *r, uint32_t rank)
+{
+    const struct tly_kept *s = tly_kept_find(job, &r->head);
+    return s ? tly_kept_behind(job, s, rank, s->rank[r->head.rank].clock) : 0;
+}
+
+static void shared_apply(struct tly_job *job, struct tly_round *r, struct tly_kept *s)
+{
+    struct tly_slot *slot = &r->slots[r->head.rank];
+    struct tly_kept_rank *rank = &s->rank[r->head.rank];
+    bool adds = tly_rule_gives(r->rule, &r->head, r->head.rank);
+    if (adds) {
+        const struct tly_reduction sum = {
+            .dtype = s->dtype, .op = TALLY_SUM, .divisor = 1, .prescale = 1, .postscale = 1};
+        const void *const inputs[] = {s->values, slot->data};
+        tly_reduce(&sum, 2, inputs, s->values, s->length / tly_reduce_element_size(s->dtype));
+        s->version++;
+    }
+    rank->clock += adds || r->head.op;
+    rank->last = r->head.round;
+    tly_window_give_back(job, r->head.rank, slot);
+}
+
+/* A rank that is behind and has left will never be nearer. */
+static void shared_look_for_leavers(struct tly_job *job, struct tly_round *r)
+{
+    char sentence[TLY_SENTENCE];
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        uint32_t steps = job->gone[i] ? shared_behind(job, r, i) : 0;
+        if (!steps)
+            continue;
+        snprintf(sentence, sizeof sentence,
+                 "rank %u has left the job without tally_join, and is %u additions too far behind", i, steps);
+        tly_verdict_decide(job, r, ESHUTDOWN, sentence);
+        return;
+    }
+}
+
+static void shared_tell(struct tly_job *job, struct tly_round *r)
+{
+    struct tly_kept *s = tly_kept_find(job, &r->head);
+    if (!s || s->length != r->head.length || s->dtype != r->head.dtype) {
+        tly_verdict_decide(job, r, EINVAL,
+                           s ? "it was created with another type or size" : "it was not created");
+        return;
+    }
+    uint32_t last = s->rank[r->head.rank].last;
+    if (r->head.round > last + 1) {
+        tly_verdict_decide(job, r, EPROTO, "an operation before it never reached its service");
+        return;
+    }
+    if (r->head.round == last + 1)
+        shared_apply(job, r, s);
+    if (job->left)
+        shared_look_for_leavers(job, r);
+}
+
+static void shared_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
+{
+    const struct tly_kept *s = tly_kept_find(job, &r->head);
+    if (s &&
+        s->length == r->head.length) /* a rank that means ill may say that it has some of what is not here */
+        memcpy(r->result + from, s->values + from, to - from);
+    else
+        memset(r->result + from, 0, to - from);
+}
+
+const struct tly_rule tly_rule_shared_add = {
+    .name = "shared_add",
+    .givers = TLY_ALL_GIVE,
+    .groups = TLY_PAIRS,
+    .check = shared_check,
+    .length = tly_rule_part_length,
+    .place = shared_place,
+    .tell = shared_tell,
+    .behind = shared_behind,
+    .advance = shared_advance,
+};
+
+const struct tly_rule tly_rule_shared_read = {
+    .name = "shared_read",
+    .givers = TLY_NONE_GIVE,
+    .groups = TLY_PAIRS,
+    .check = shared_check,
+    .length = tly_rule_part_length,
+    .tell = shared_tell,
+    .behind = shared_behind,
+    .advance = shared_advance,
+};
