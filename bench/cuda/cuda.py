@@ -5,8 +5,9 @@
 
 For each size three ways take turns:
     limit      plain copies of the same bytes between the device and pinned memory, both ways at once
-    staging    tally.torch.device with operations that end at once: what chunks, events and Python cost
-    allreduce  tally.torch.allreduce_() of a job of one rank, which reads and writes host memory, too
+    staging    copies by tally.torch.device, as of operations other than reductions, which end at once: what chunks, events
+               and Python cost
+    allreduce  tally.torch.allreduce_() of a job of one rank, by the library's copies, which reads and writes host memory, too
 Columns: the way; bytes; the median and least time in microseconds, from the call to the end of the copy back; bytes each
 way a second, in 10^9; the share of the limit, by the medians; elements that are wrong, of a tensor that is written
 right before and read right after by the current stream.  Without a GPU it says so and measures nothing.

@@ -11,10 +11,11 @@
  *   gpus=N                 how many; CUDA_VISIBLE_DEVICES hides and orders them as in CUDA
  *   pinned=BYTES           how much of the host's memory can be registered
  *   unshared               memory that processes share cannot
+ *   silent                 no noise where a copy is on its way to, which takes time
  *   fail=CALL:CODE[:N]     the N-th call of this name, or "copy-to-GPU", fails (1); -9: it kills the process
  *
- * What CUDA leaves undefined ends the process with a sentence.  `lock` guards everything; functions that a stream calls run
- * without it, and meanwhile their stream is busy. */
+ * What CUDA leaves undefined ends the process with a sentence.  `lock` guards everything; copies and functions that a stream
+ * calls run without it, and meanwhile their stream is busy. */
 #include "test/device/fake_cuda.h"
 
 #include <inttypes.h>
@@ -101,7 +102,7 @@ static struct memory *memories;
 static struct stream *streams;
 static struct event *events;
 static int fatal, present, visible_count, visible[MOST_GPUS];
-static bool started, unshared, copies_held;
+static bool started, unshared, silent, copies_held;
 static size_t pinned, pinned_most, pinned_peak;
 static struct {
     char call[40];
@@ -137,6 +138,8 @@ static void take(const char *word)
         let_fail(word + 5);
     } else if (strcmp(word, "unshared") == 0) {
         unshared = true;
+    } else if (strcmp(word, "silent") == 0) {
+        silent = true;
     } else if (sscanf(word, "gpus=%d", &present) != 1 && sscanf(word, "pinned=%zu", &pinned_most) != 1) {
         die("what is %s?", word);
     }
@@ -153,7 +156,7 @@ static void start(void)
     memset(moved, 0, sizeof moved);
     memset(&failing, 0, sizeof failing);
     fatal = present = 0;
-    unshared = copies_held = false;
+    unshared = copies_held = silent = false;
     pinned_most = SIZE_MAX;
     snprintf(words, sizeof words, "%s", list ? list : "");
     for (char *w = strtok_r(words, " ", &save); w; w = strtok_r(NULL, " ", &save))
@@ -426,10 +429,14 @@ static int place_of(const void *at)
 
 static void force(struct stream *s, uint64_t until);
 
+/* Meanwhile the memory stays, for this work is pending. */
 static void copy(const struct work *w)
 {
-    memmove(data_of(w->out.at), data_of(w->in.at), w->out.bytes);
+    void *to = data_of(w->out.at), *from = data_of(w->in.at);
     moved[place_of(w->in.at)][place_of(w->out.at)] += w->out.bytes;
+    pthread_mutex_unlock(&lock);
+    memmove(to, from, w->out.bytes);
+    pthread_mutex_lock(&lock);
 }
 
 static void carry_out(const struct work *w)
@@ -484,7 +491,7 @@ static void give(struct stream *s, struct work w)
     struct work *own = malloc(sizeof w);
     if (!own)
         die("no memory");
-    if (w.what == COPY && !overlap(w.in, w.out) && !is_pending(w.out))
+    if (w.what == COPY && !silent && !overlap(w.in, w.out) && !is_pending(w.out))
         memset(data_of(w.out.at), NOISE, w.out.bytes);
     *own = w;
     *s->last = own;

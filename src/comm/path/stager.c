@@ -82,7 +82,7 @@ struct tly_stager {
     struct tly_stager *next;
     struct tly_device *device;
     pthread_mutex_t lock;
-    pthread_cond_t changed;
+    pthread_cond_t landed; /* the copies of an operation's results */
     struct stager_piece *unused[SIZES];
     struct tly_segment *segment; /* whose pool the pieces are from; NULL: they are private */
     uint64_t bytes, limit;       /* of all pieces */
@@ -94,6 +94,7 @@ struct tly_stager {
         struct tly_stager *stager;
         enum tly_lane lane;
         struct tly_list flights; /* in the lane's order */
+        pthread_cond_t changed;  /* these, what waits for memory, or the stager stops */
         pthread_t thread;
     } out, in;
 };
@@ -285,7 +286,7 @@ static int stager_copy(struct stager_end *e, struct stager_work *w, struct tly_p
     f->work = w;
     f->part = part;
     tly_list_append(&e->flights, &f->node);
-    pthread_cond_broadcast(&s->changed);
+    pthread_cond_signal(&e->changed);
     return 0;
 }
 
@@ -318,7 +319,8 @@ static void stager_end_flight(struct tly_stager *s, struct stager_flight *f, int
     } else if (!f->part) {
         stager_input_is_staged(w, err);
     } else {
-        w->landing--;
+        if (--w->landing == 0)
+            pthread_cond_broadcast(&s->landed);
         stager_result_is_in(w, f->part, err);
     }
     tly_device_unmark(s->device, f->mark);
@@ -330,12 +332,12 @@ static bool stager_wait(struct stager_end *e)
 {
     struct tly_stager *s = e->stager;
     if (e->lane == TLY_LANE_IN || tly_list_empty(&s->waiting)) {
-        pthread_cond_wait(&s->changed, &s->lock);
+        pthread_cond_wait(&e->changed, &s->lock);
         return false;
     }
     int64_t until = s->moved + PATIENCE;
     struct timespec at = {until / TLY_SEC, until % TLY_SEC};
-    return pthread_cond_timedwait(&s->changed, &s->lock, &at) == ETIMEDOUT &&
+    return pthread_cond_timedwait(&e->changed, &s->lock, &at) == ETIMEDOUT &&
            tly_now() >= s->moved + PATIENCE;
 }
 
@@ -355,7 +357,6 @@ static void *stager_main(void *arg)
             pthread_mutex_lock(&s->lock);
             tly_list_take(&e->flights); /* the same: a lane has one thread */
             stager_end_flight(s, f, err);
-            pthread_cond_broadcast(&s->changed);
         }
         if (e->lane == TLY_LANE_OUT)
             stager_start(s, beyond);
@@ -371,13 +372,16 @@ static void stager_destroy(struct tly_stager *s)
     struct stager_end *ends[] = {&s->out, &s->in};
     pthread_mutex_lock(&s->lock);
     s->stopping = true;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
     for (int i = 0; i < 2; i++)
+        pthread_cond_signal(&ends[i]->changed);
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < 2; i++) {
         if (ends[i]->stager)
             pthread_join(ends[i]->thread, NULL);
+        pthread_cond_destroy(&ends[i]->changed);
+    }
     stager_shrink(s, 0);
-    pthread_cond_destroy(&s->changed);
+    pthread_cond_destroy(&s->landed);
     pthread_mutex_destroy(&s->lock);
     tly_device_close(s->device);
     free(s);
@@ -403,7 +407,9 @@ static struct tly_stager *stager_create(tally_comm *c, int gpu)
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->changed, &monotonic);
+    pthread_cond_init(&s->landed, NULL);
+    pthread_cond_init(&s->out.changed, &monotonic);
+    pthread_cond_init(&s->in.changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     tly_list_init(&s->waiting);
     s->limit = c->params.device_memory;
@@ -522,7 +528,7 @@ static int stager_begin(tally_comm *c, struct tally_op *op)
         s->moved = tly_now();
     tly_list_append(&s->waiting, &w->node);
     stager_start(s, false);
-    pthread_cond_broadcast(&s->changed);
+    pthread_cond_signal(&s->out.changed);
     pthread_mutex_unlock(&s->lock);
     return 0;
 }
@@ -564,7 +570,7 @@ static void stager_withdraw(tally_comm *c, struct tally_op *op, bool over)
     w->stopped = true;
     tly_list_remove(&w->node);
     while (w->landing)
-        pthread_cond_wait(&w->stager->changed, &w->stager->lock);
+        pthread_cond_wait(&w->stager->landed, &w->stager->lock);
     pthread_mutex_unlock(&w->stager->lock);
 }
 
