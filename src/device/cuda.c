@@ -30,6 +30,7 @@ enum {
     NOT_SUPPORTED = 801,
     CAPTURE_FIRST = 900,
     CAPTURE_LAST = 908,
+    CAPTURE_RELAXED = 2,
     STREAM_NON_BLOCKING = 1,
     EVENT_BLOCKING = 1,
     EVENT_NO_TIMING = 2,
@@ -51,6 +52,7 @@ enum { POINTER_TYPE = 2, POINTER_MANAGED = 8, POINTER_DEVICE = 9, TYPE_DEVICE = 
     F(cuMemHostUnregister, cuMemHostUnregister, (void *)) \
     F(cuStreamCreate, cuStreamCreate, (cuda_object *, unsigned)) \
     F(cuStreamDestroy, cuStreamDestroy_v2, (cuda_object)) \
+    F(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *)) \
     F(cuStreamIsCapturing, cuStreamIsCapturing, (cuda_object, int *)) \
     F(cuStreamSynchronize, cuStreamSynchronize, (cuda_object)) \
     F(cuStreamWaitEvent, cuStreamWaitEvent, (cuda_object, cuda_object, unsigned)) \
@@ -175,26 +177,33 @@ static int cuda_check(struct tly_device *d, const char *call, int code)
 }
 #define CALL(d, name, ...) cuda_check(d, #name, driver.name(__VA_ARGS__))
 
-static int cuda_enter(struct tly_device *d)
+/* *mode: for cuda_leave().  While a thread captures a stream into a graph, others may not wait or pin, unless they say that this
+ * is no part of it. */
+static int cuda_enter(struct tly_device *d, int *mode)
 {
+    *mode = CAPTURE_RELAXED;
     if (atomic_load_explicit(&d->lost, memory_order_acquire))
         return tly_fail(ENODEV, "%s", d->why);
-    return CALL(d, cuCtxPushCurrent, d->context);
+    int err = CALL(d, cuThreadExchangeStreamCaptureMode, mode);
+    if (!err && (err = CALL(d, cuCtxPushCurrent, d->context)) != 0)
+        driver.cuThreadExchangeStreamCaptureMode(mode);
+    return err;
 }
 
 /* Returns err. */
-static int cuda_leave(int err)
+static int cuda_leave(int mode, int err)
 {
     cuda_object top;
     driver.cuCtxPopCurrent(&top);
+    driver.cuThreadExchangeStreamCaptureMode(&mode);
     return err;
 }
 
 /* The result of `work`, done in the device's context. */
 #define WITHIN(d, work) \
     ({ \
-        int within = cuda_enter(d); \
-        within ? within : cuda_leave(work); \
+        int mode, within = cuda_enter(d, &mode); \
+        within ? within : cuda_leave(mode, work); \
     })
 
 static int cuda_start(void)
@@ -246,7 +255,9 @@ int tly_device_find(const void *memory, size_t bytes, int *number)
 /* Failures are ignored: after one that is fatal all calls fail. */
 static void cuda_destroy(struct tly_device *d)
 {
-    bool within = d->context && driver.cuCtxPushCurrent(d->context) == 0;
+    int mode = CAPTURE_RELAXED;
+    bool within = d->context && driver.cuThreadExchangeStreamCaptureMode(&mode) == 0 &&
+                  driver.cuCtxPushCurrent(d->context) == 0;
     if (within)
         for (int i = 0; i < TLY_LANES && d->lane[i]; i++) {
             driver.cuStreamSynchronize(d->lane[i]);
@@ -259,7 +270,7 @@ static void cuda_destroy(struct tly_device *d)
         free(m);
     }
     if (within)
-        cuda_leave(0);
+        cuda_leave(mode, 0);
     if (d->context)
         driver.cuDevicePrimaryCtxRelease(d->device);
     pthread_mutex_destroy(&d->lock);
@@ -394,12 +405,14 @@ int tly_device_after(struct tly_device *d, enum tly_lane lane, struct tly_mark *
 static int cuda_mark_stream(struct tly_device *d, cuda_object stream, struct tly_mark **out)
 {
     int capturing = 0, err = CALL(d, cuStreamIsCapturing, stream, &capturing);
-    if (!err && capturing)
-        err = tly_fail(EINVAL, "GPU %d: the stream is being captured into a graph; communicate outside of it",
-                       d->number);
-    if (!err)
-        err = cuda_mark(d, stream, out);
-    return err == -EINVAL && !capturing
+    if (err)
+        return err;
+    if (capturing)
+        return tly_fail(EINVAL,
+                        "GPU %d: the stream is being captured into a graph; communicate outside of it",
+                        d->number);
+    err = cuda_mark(d, stream, out);
+    return err == -EINVAL
                ? tly_fail(EINVAL, "the stream is not one of GPU %d, where the tensor is", d->number)
                : err;
 }

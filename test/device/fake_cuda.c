@@ -32,6 +32,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 enum { MOST_GPUS = FAKE_PLACES - 1, MOST_CALLS = 64, NOISE = 0xab };
+enum { CAPTURE_RELAXED = 2 };
 enum {
     KILLED = -9,
     OK = 0,
@@ -46,6 +47,7 @@ enum {
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
     NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900,
     CAPTURED = 906,
 };
 
@@ -111,7 +113,7 @@ static struct {
 static uint64_t moved[FAKE_PLACES][FAKE_PLACES];
 static const void *staged;
 static _Thread_local struct gpu *current[16];
-static _Thread_local int depth;
+static _Thread_local int depth, capture_mode;
 
 static void die(const char *format, ...)
 {
@@ -185,6 +187,20 @@ static int fault(const char *call)
     return failing.code;
 }
 
+/* May this thread not make the call, because a stream is being captured? */
+static bool is_unsafe(const char *call)
+{
+    static const char *const calls[] = {"cuMemAlloc",          "cuMemFree",          "cuMemHostRegister",
+                                        "cuMemHostUnregister", "cuEventSynchronize", "cuEventQuery",
+                                        "cuStreamSynchronize"};
+    bool listed = false, any = false;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        listed |= strcmp(calls[i], call) == 0;
+    for (const struct stream *s = streams; s; s = s->next)
+        any |= s->capturing;
+    return listed && any && capture_mode != CAPTURE_RELAXED;
+}
+
 /* Every call begins with this.  OK: the lock is held, until leave(). */
 static int enter(const char *call, bool in_context)
 {
@@ -192,6 +208,8 @@ static int enter(const char *call, bool in_context)
     int code = !started ? 3 : fatal ? fatal : in_context && !depth ? INVALID_CONTEXT : OK;
     if (!code)
         code = fault(call);
+    if (!code && is_unsafe(call))
+        code = CAPTURE_UNSUPPORTED;
     if (code)
         pthread_mutex_unlock(&lock);
     return code;
@@ -556,6 +574,15 @@ EXPORT int cuStreamIsCapturing(void *handle, int *status)
     if (!handle && any)
         return leave(CAPTURED);
     *status = stream_of(handle)->capturing;
+    return leave(OK);
+}
+
+EXPORT int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    ENTER("cuThreadExchangeStreamCaptureMode", false);
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
     return leave(OK);
 }
 

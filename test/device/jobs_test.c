@@ -277,6 +277,35 @@ static int expand(int rank, void *arg)
     return 0;
 }
 
+/* An operation is in flight while the application captures another stream. */
+static int capture(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    void *other, *graph;
+    open_gpu(&g, "gpus=1");
+    tally_comm *c = job_open();
+    make(&x, 100000);
+    memset(x.host, 0, x.bytes);
+    upload(&g, &x);
+    CHECK(cuStreamCreate(&other, 1) == 0 && cuStreamBeginCapture_v2(other, 0) == 0);
+    struct tally_options o = on_gpu(&g);
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+    job_expect(op, 0);
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(cuStreamEndCapture(other, &graph) == 0 && cuStreamDestroy_v2(other) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void another_stream_is_captured(void **state)
+{
+    struct job j = {.ranks = 2, .main = capture};
+    job_run(&j);
+}
+
 static void expandable_segments(void **state)
 {
     struct job j = {.ranks = 2, .main = expand};
@@ -596,6 +625,7 @@ int main(void)
         cmocka_unit_test(little_memory_can_be_pinned),
         cmocka_unit_test(shared_memory_is_not_pinned),
         cmocka_unit_test(bad_input_is_refused),
+        cmocka_unit_test(another_stream_is_captured),
         cmocka_unit_test(expandable_segments),
         cmocka_unit_test(no_memory_can_be_pinned),
         cmocka_unit_test(failures_of_the_driver),

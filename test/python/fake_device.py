@@ -47,6 +47,7 @@ _arguments = {
     "cuMemAlloc_v2": (c_void_p, c_size_t),
     "cuStreamCreate": (c_void_p, c_uint),
     "cuStreamSynchronize": (c_void_p,),
+    "cuThreadExchangeStreamCaptureMode": (c_void_p,),
     "cuStreamBeginCapture_v2": (c_void_p, c_int),
     "cuStreamEndCapture": (c_void_p, c_void_p),
     "cuStreamIsCapturing": (c_void_p, c_void_p),
@@ -116,6 +117,7 @@ class _World:
             self.wrong.append((getattr(work, "said", work), error))
 
     def _run(self):
+        _cuda.cuThreadExchangeStreamCaptureMode(byref(c_int(2)))  # graphs are another thread's
         while True:
             stream = self._early.get()
             stream.gpu.call("cuStreamSynchronize", stream.handle)
