@@ -383,7 +383,8 @@ int tally_probe(tally_comm *comm, uint32_t tag, const struct tally_options *opti
 int tally_refuse(tally_comm *comm, const char *name, uint32_t kind, const struct tally_options *options,
                  const char *reason)
 {
-    if ((kind < TALLY_PUSH_PULL || kind > TALLY_SCATTER) && kind != TALLY_PUSH_PULLV)
+    if ((kind < TALLY_PUSH_PULL || kind > TALLY_SCATTER) && kind != TALLY_PUSH_PULLV &&
+        kind != TALLY_SHARED_CREATE)
         return tly_fail(
             EINVAL,
             "%u is no kind of operation that can be refused: pass one of enum tally_kind, but no message",

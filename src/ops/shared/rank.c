@@ -28,6 +28,8 @@ static unsigned create_needs(const tally_comm *c, const struct tly_request *r)
 
 static int create_check(const tally_comm *c, const struct tly_request *r)
 {
+    if (r->reason)
+        return 0;
     if (r->dtype != TALLY_FLOAT32 && r->dtype != TALLY_FLOAT64 && r->dtype != TALLY_INT32 &&
         r->dtype != TALLY_INT64)
         return tly_fail(EINVAL,
