@@ -17,7 +17,7 @@ DTYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "in
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPE_NAMES)}
 PUSH_PULL, BROADCAST, ALLGATHER, BARRIER = 1, 2, 3, 4
 REDUCE, REDUCE_SCATTER, ALLTOALL, GATHER, SCATTER = 5, 6, 7, 8, 9
-PUSH_PULLV = 13
+PUSH_PULLV, SHARED_CREATE = 13, 14
 EVENT_OP, EVENT_LOG, EVENT_CLOSE, EVENT_LOG_END = 1, 2, 3, 4
 LOG_ERROR, LOG_WARNING, LOG_INFO, LOG_DEBUG = 1, 2, 3, 4
 
@@ -112,6 +112,10 @@ _shared = {
     "tally_push_pull": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
     "tally_push_pullv": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, POINTER(Range), c_size_t, c_int, c_int, c_void_p,
                          c_void_p),
+    "tally_shared_create": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_uint32, c_void_p, c_void_p),
+    "tally_shared_add": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_void_p),
+    "tally_shared_read": (c_int, c_void_p, c_char_p, c_void_p, c_void_p),
+    "tally_shared_values": (c_int, c_void_p, POINTER(c_void_p)),
     "tally_broadcast": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p),
     "tally_allgather": (c_int, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),
     "tally_allgather_into": (c_int, c_void_p, c_char_p, c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p),

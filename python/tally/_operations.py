@@ -19,7 +19,7 @@ from ._calls import USER, Call, encode, options_of, refuse
 from ._errors import Error, NotInitializedError, again, explain, failed
 from ._job import after_shutdown, group_ranks, own, unusable
 from ._lib import (ALLGATHER, ALLTOALL, BARRIER, BROADCAST, GATHER, PUSH_PULL, PUSH_PULLV, REDUCE, REDUCE_SCATTER, SCATTER,
-                   Range, blocking, lib)
+                   SHARED_CREATE, Range, blocking, lib)
 from ._waits import SLICE_MS, longer
 
 _orphans = set()  # _Orphan of each handle dropped in flight
@@ -175,6 +175,15 @@ class Operation:
             raise failed(status, "allgather")
         return data.value, length.value, dims[:len(group_ranks(self._group))]
 
+    def values(self):
+        """The address of the values that a finished operation of a shared tensor has brought.  They stay as they are until the next
+        operation but one of that tensor is submitted."""
+        data = ctypes.c_void_p()
+        status = lib.tally_shared_values(self._op, ctypes.byref(data))
+        if status < 0:
+            raise failed(status, "shared tensor")
+        return data.value
+
     def source(self):
         """The sender of the message that a finished probe has found, as a place in the group.  For a finished join: the rank that
         joined last."""
@@ -314,6 +323,23 @@ def push_pullv(call, source, target, ranges, dtype, keep=None, result=None):
     array = (Range * len(ranges))(*ranges)  # the library copies it
     return _submit(PUSH_PULLV, lib.tally_push_pullv, call, (), keep, result, encode(call.name), source, target, array,
                    len(array), dtype, call.reduction, elements=sum(r.count for r in array))
+
+
+def shared_create(call, values, count, dtype, staleness, shape):
+    """Submit the creation of a shared tensor of `count` elements, which services keep.  values: an address; rank 0's count."""
+    return _submit(SHARED_CREATE, lib.tally_shared_create, call, shape, None, None, encode(call.name), values, count, dtype,
+                   staleness)
+
+
+def shared_add(call, difference, keep=None):
+    """Submit an addition to a shared tensor, at address `difference`; None: it only counts as one.  Operation.values() returns
+    the newest values."""
+    return _submit(None, lib.tally_shared_add, call, (), keep, None, encode(call.name), difference)
+
+
+def shared_read(call):
+    """Submit a read of a shared tensor.  Operation.values() returns them."""
+    return _submit(None, lib.tally_shared_read, call, (), None, None, encode(call.name))
 
 
 def add_norms(a, b, sum, count, chunk, norms):
