@@ -609,6 +609,22 @@ static void test_death(void **state)
     job_kill_tallyd(&j, &b->stage, 20);
 }
 
+/* One that is asked to leave does so, with the same end. */
+static void test_drain(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    b->count = 100000;
+    struct job j = {
+        .ranks = 2, .tallyds = 1, .main = run_death, .arg = b, .settings = {"TALLY_PART_BYTES=32K"}};
+    job_start(&j);
+    job_await(&b->stage, 20);
+    kill(j.tallyd_pid[0], SIGTERM);
+    for (int rank = 0; rank < 2; rank++)
+        assert_int_equal(job_wait_rank(&j, rank), 0);
+    assert_int_equal(job_wait_tallyd(&j, 0), 0);
+    job_clear(&j);
+}
+
 /* --- what no rank says ----------------------------------------------------------------------------- */
 
 enum { KEY = 7, BYTES = 1024 };
@@ -716,6 +732,7 @@ int main(void)
         cmocka_unit_test(test_full),
         cmocka_unit_test(test_epochs),
         cmocka_unit_test(test_death),
+        cmocka_unit_test(test_drain),
         cmocka_unit_test(test_chaos),
         cmocka_unit_test_setup_teardown(test_numbers, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_unknown, raw_set_up, raw_tear_down),
