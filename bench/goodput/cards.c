@@ -316,7 +316,8 @@ static void broadcast(uint64_t bytes)
     if (tly_plan_broadcast(n + k, machines(), 0, weight) != 0)
         must(NULL);
     tly_dealer_init_at(&d, n + k, weight, 1);
-    add_all(bytes, count_active(weight), TLY_MANY, &d, 0, ALL);
+    int active = count_active(weight);
+    add_all(bytes, active, tly_plan_broadcast_fewest(bytes, active), &d, 0, ALL);
 }
 
 static void reduce(uint64_t bytes)

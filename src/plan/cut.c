@@ -19,7 +19,7 @@ uint32_t tly_plan_part_most(uint32_t unit, uint64_t memory, uint32_t ranks)
     return most > unit ? (uint32_t)most : unit;
 }
 
-enum { BLOCK = 64, PACKET = 60 << 10, PACKET_AND_A_BIT = 64 << 10 };
+enum { BLOCK = 64, PACKET = 60 << 10, FEW_PACKETS = 4 };
 
 static uint32_t plan_least_part(uint32_t unit)
 {
@@ -31,11 +31,16 @@ static uint64_t plan_within(uint64_t least, uint64_t bytes, uint64_t most)
     return bytes < least ? least : bytes < most ? bytes : most;
 }
 
-/* Shortens a part beyond the unit from up to 64 KB to 60 KB. */
-static uint64_t plan_fit_packet(uint64_t bytes, uint64_t unit)
+/* Shortens a part beyond the unit to whole packets, if these are few. */
+static uint64_t plan_fit_packets(uint64_t bytes, uint64_t unit)
 {
-    bool fits = bytes > unit && bytes > PACKET && bytes <= PACKET_AND_A_BIT;
-    return fits ? plan_within(unit, PACKET, bytes) : bytes;
+    bool fits = bytes > unit && bytes > PACKET && bytes < FEW_PACKETS * PACKET;
+    return fits ? plan_within(unit, bytes / PACKET * PACKET, bytes) : bytes;
+}
+
+uint32_t tly_plan_broadcast_fewest(uint64_t bytes, int active)
+{
+    return (uint32_t)plan_within(TLY_BROADCAST_FEWEST, bytes / (uint64_t)active / PACKET, TLY_BROADCAST_MANY);
 }
 
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, const struct tly_cutting *c)
@@ -45,7 +50,7 @@ uint32_t tly_plan_largest_part(const struct tly_stretch *s, const struct tly_cut
     uint64_t least = plan_within(0, 2 * plan_least_part(c->unit), c->unit);
     uint64_t shortest = plan_within(least, each / TLY_FEW / BLOCK * BLOCK, c->unit);
     uint64_t longest = plan_within(0, each / c->fewest, credit / tly_plan_ahead(c->active, c->far));
-    return (uint32_t)plan_fit_packet(plan_within(shortest, longest / BLOCK * BLOCK, c->most), c->unit);
+    return (uint32_t)plan_fit_packets(plan_within(shortest, longest / BLOCK * BLOCK, c->most), c->unit);
 }
 
 uint32_t tly_plan_part(const struct tly_stretch *s, uint64_t at, const struct tly_cutting *c)

@@ -23,8 +23,17 @@ uint32_t tly_plan_part_most(uint32_t unit, uint64_t memory, uint32_t ranks);
  * TLY_FEW: an all-reduce without CPU machines, where each card has pushes to send while results lag; c = 1/6.
  * TLY_SPARES: one with CPU machines, where a card waits for the first results and, behind the last push, for the last; c = 1.3
  * to 2.6.
- * TLY_MANY: all else; c = .5 to 1.3. */
-enum tly_plan_fewest { TLY_FEW = 16, TLY_MANY = 256, TLY_SPARES = 512 };
+ * TLY_MANY: all else; c = .5 to 1.3, for a broadcast from 128 on. */
+enum tly_plan_fewest {
+    TLY_FEW = 16,
+    TLY_MANY = 256,
+    TLY_SPARES = 512,
+    TLY_BROADCAST_FEWEST = 32,
+    TLY_BROADCAST_MANY = 128
+};
+
+/* The same of a broadcast of so many bytes.  A part of up to a packet loses a quarter of what c says (the same model). */
+uint32_t tly_plan_broadcast_fewest(uint64_t bytes, int active);
 
 /* How a list is cut. */
 struct tly_cutting {
@@ -39,8 +48,8 @@ struct tly_cutting {
  * its length; but a credit of them is no more than 16 units (8 ms of a card of 500 Mbit/s or more) or a 32nd of the list: so
  * much stands before what is urgent.  A list that would have shorter parts than `unit` by that has as long ones as give each service
  * 16, but none shorter than a quarter of `unit`.
- * Instead of 60 to 64 KB, parts beyond the unit have 60: with its header that fits into the largest packet that the kernel builds.  64 KB
- * go as two packets, which may wake the receiver twice. */
+ * Parts of 60 to 240 KB, but the unit, have a multiple of 60: with its header that fits into the largest packets that the kernel
+ * builds.  64 KB go as two packets, which wake the receiver twice. */
 uint32_t tly_plan_largest_part(const struct tly_stretch *s, const struct tly_cutting *c);
 
 /* The credit of a rank, unless the user has set it: two parts for each active service.  One is on its way while the other

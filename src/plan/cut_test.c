@@ -39,7 +39,7 @@ static void test_longest_parts(void **state)
     static const struct {
         uint32_t fewest;
         double lost; /* c */
-    } kinds[] = {{TLY_FEW, 1 / 6.0}, {TLY_MANY, 1.3}, {TLY_SPARES, 2.6}};
+    } kinds[] = {{TLY_FEW, 1 / 6.0}, {TLY_MANY, 1.3}, {TLY_BROADCAST_MANY, 1.3}, {TLY_SPARES, 2.6}};
     for (size_t i = 0; i < 2 * sizeof kinds / sizeof *kinds; i++)
         for (int active = 1; active <= 64; active *= 2)
             for (uint32_t unit = 4096; unit <= 512 << 10; unit *= 2)
@@ -53,8 +53,9 @@ static void test_longest_parts(void **state)
                     uint64_t most = bytes / (unsigned)active / c.fewest, credit = bytes / 32;
                     credit = credit > 16 * unit ? credit : 16 * unit;
                     assert_true(longest <= unit || tly_plan_ahead(active, i & 1) * longest <= credit);
-                    uint64_t more = longest == PACKET ? PACKET + 4096 + 64 : longest + 64;
-                    assert_true(longest <= unit || longest <= PACKET || longest > 64 << 10);
+                    bool packets = longest >= unit && longest >= PACKET && longest < 4 * PACKET;
+                    uint64_t more = longest + (packets ? PACKET : 64);
+                    assert_true(!packets || longest == unit || longest % PACKET == 0);
                     assert_true(longest == c.most || more > most ||
                                 tly_plan_ahead(active, i & 1) * more > credit);
                     uint64_t few = bytes / (unsigned)active / TLY_FEW;
@@ -64,17 +65,26 @@ static void test_longest_parts(void **state)
                 }
 }
 
-/* Units beyond a packet: no part is longer for it. */
-static void test_parts_of_a_packet(void **state)
+/* Beyond a unit parts are whole packets, if few, and no part is longer for it. */
+static void test_parts_of_packets(void **state)
 {
-    enum { KB = 1 << 10 };
-    struct tly_cutting c = {124 * KB, 512 * KB, 4, false, TLY_FEW};
-    assert_int_equal(tly_plan_largest_part(&(struct tly_stretch){.bytes = 4096 * KB}, &c), 64 * KB);
-    assert_int_equal(tly_plan_largest_part(&(struct tly_stretch){.bytes = 4000 * KB}, &c), 62 * KB + 512);
-    c.unit = 32 * KB;
-    assert_int_equal(tly_plan_largest_part(&(struct tly_stretch){.bytes = 4096 * KB}, &c), 60 * KB);
-    c.unit = 61 * KB;
-    assert_int_equal(tly_plan_largest_part(&(struct tly_stretch){.bytes = 4096 * KB}, &c), 61 * KB);
+    static const struct {
+        uint32_t unit, bytes, longest; /* KB; bytes: a sixteenth of the tensor */
+    } cases[] = {{124, 64, 64},  {124, 62, 62},  {32, 64, 60},    {61, 64, 61},   {32, 119, 60},
+                 {60, 119, 60},  {60, 120, 120}, {61, 120, 120},  {61, 119, 61},  {32, 239, 180},
+                 {60, 240, 240}, {60, 243, 243}, {200, 239, 200}, {200, 199, 199}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tly_cutting c = {cases[i].unit << 10, 512 << 10, 1, false, TLY_FEW};
+        struct tly_stretch s = {.bytes = 16 * (uint64_t)cases[i].bytes << 10};
+        assert_int_equal(tly_plan_largest_part(&s, &c) >> 10, cases[i].longest);
+    }
+}
+
+static void test_broadcasts(void **state)
+{
+    assert_int_equal(tly_plan_broadcast_fewest(0, 3), 32);
+    assert_int_equal(tly_plan_broadcast_fewest(3 * 40 * PACKET, 3), 40); /* each part is a packet */
+    assert_int_equal(tly_plan_broadcast_fewest(1ull << 40, 3), 128);
 }
 
 /* Parts cover a tensor, keep their bounds, and at both ends of the list are a small share of what is left. */
@@ -133,8 +143,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_part_bytes),    cmocka_unit_test(test_part_most),
-        cmocka_unit_test(test_longest_parts), cmocka_unit_test(test_parts_of_a_packet),
-        cmocka_unit_test(test_parts),         cmocka_unit_test(test_credit),
+        cmocka_unit_test(test_longest_parts), cmocka_unit_test(test_parts_of_packets),
+        cmocka_unit_test(test_broadcasts),    cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_credit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

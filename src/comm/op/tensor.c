@@ -173,9 +173,11 @@ static int tensor_plan_for_root(tally_comm *c, const struct tally_op *op, struct
     else if (!err)
         err = tly_plan_reduce(e->services, machine, root, e->weight, weight);
     d->cutting.active = 0;
-    d->cutting.fewest = TLY_MANY;
     for (int i = 0; i < e->services && !err; i++)
         d->cutting.active += weight[i] > 0;
+    d->cutting.fewest = TLY_MANY;
+    if (!err && !op->call->reduces)
+        d->cutting.fewest = tly_plan_broadcast_fewest(op->bytes, d->cutting.active);
     if (!err)
         tly_dealer_init_at(d->others, e->services, weight, op->key);
     free(machine);
