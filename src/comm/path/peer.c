@@ -35,7 +35,7 @@
 enum {
     EXPLAIN_MS = 1500,
     NEWS_PARTS = 4, /* received and not yet told to the service; it needs that for its memory alone */
-    NEWS_MS = 5,
+    NEWS_MS = 20,
     NEWS_PUSH_MS = 50,           /* the same where a push will tell */
     TALLYD_SILENCE_S = 5,        /* without a sign of life, whatever the reason */
     TALLYD_UNANSWERED_MS = 1500, /* ... while operations wait, asked for one, and not for our own fault */
