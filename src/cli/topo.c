@@ -20,7 +20,7 @@ const char tly_cli_topo_usage[] =
     "Draws this machine, or one from a file: NUMA nodes, PCIe switches, GPUs, NVLinks and network\n"
     "cards.  Predicts how its GPUs best sum their gradients and hand them to the network, what\n"
     "crosses each link, which link is the bottleneck, and which facts are guessed.  This is a\n"
-    "forecast: Tally does not move data between GPUs this way yet.\n"
+    "forecast: jobs have the groups that TALLY_GPU_GROUP declares.\n"
     "\n"
     "  -x, --xml FILE      a machine as hwloc's XML (`lstopo FILE.xml` writes it); - is standard input\n"
     "  -l, --links FILE    facts that XML lacks: NVLinks, rates of cards, slices (see tally(1))\n"

@@ -453,5 +453,5 @@ void tly_cli_topo_print(const struct tly_cli_topo *t)
     for (int i = 0; i < m->notes; i++)
         printf("%snote: %s\n", i ? "" : "\n", m->note[i]);
     if (m->gpus)
-        printf("\nThis is a forecast: Tally does not move data between GPUs this way yet.\n");
+        printf("\nThis is a forecast: jobs have the groups that TALLY_GPU_GROUP declares.\n");
 }

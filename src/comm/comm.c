@@ -30,12 +30,14 @@
 #include "comm/op/part.h"
 #include "comm/op/tensor.h"
 #include "comm/path/engine.h"
+#include "comm/path/gpus.h"
 #include "comm/path/keep.h"
 #include "comm/path/peer.h"
 #include "comm/path/queue.h"
 #include "comm/path/stage.h"
 #include "comm/path/team.h"
 #include "comm/submit.h"
+#include "local/gpus.h"
 #include "local/local.h"
 #include "membership/coordinator.h"
 #include "membership/member.h"
@@ -304,8 +306,9 @@ static void comm_greet(tally_comm *c)
     tly_pace_foretell(c, best, sizeof best);
     comm_tell_spare(c, spare, sizeof spare);
     if (c->local_has_all)
-        snprintf(media, sizeof media, "%s",
-                 tly_local_direct(c->local) ? "shared memory" : "shared memory, through copies");
+        snprintf(media, sizeof media, "%s%s",
+                 tly_local_direct(c->local) ? "shared memory" : "shared memory, through copies",
+                 tly_gpus_device(c->local) ? ", GPUs in groups (16-bit sums round once more)" : "");
     else
         comm_list_media(c, media, sizeof media);
     snprintf(text, sizeof text,
@@ -528,6 +531,8 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     if (!err) {
         c->running.started = true;
         err = tly_team_agree(c);
+        if (!err)
+            err = tly_gpus_agree(c);
     }
     if (err) {
         char sentence[TLY_SENTENCE];

@@ -6,19 +6,19 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "device/device.h"
+#include "device/sums.h"
+
+_Static_assert((int)TLY_DEVICE_INPUTS == TLY_FOLD_MAX, "a kernel is one fold");
 
 /* --- the driver ------------------------------------------------------------------------------------------ */
 
-typedef void *cuda_object;               /* a context, stream or event */
+typedef void *cuda_object;               /* a context, stream, event, module or function */
 typedef unsigned long long cuda_address; /* CUdeviceptr */
 
 /* Of cuda.h. */
@@ -26,6 +26,7 @@ enum {
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
     NO_DEVICE = 100,
+    PEERS_UNSUPPORTED = 217,
     INVALID_HANDLE = 400,
     NOT_SUPPORTED = 801,
     CAPTURE_FIRST = 900,
@@ -35,6 +36,7 @@ enum {
     EVENT_BLOCKING = 1,
     EVENT_NO_TIMING = 2,
     REGISTER_PORTABLE = 1,
+    IPC_ENABLE_PEERS = 1,
 };
 enum { POINTER_TYPE = 2, POINTER_MANAGED = 8, POINTER_DEVICE = 9, TYPE_DEVICE = 2 };
 
@@ -48,8 +50,17 @@ enum { POINTER_TYPE = 2, POINTER_MANAGED = 8, POINTER_DEVICE = 9, TYPE_DEVICE = 
     F(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, (int)) \
     F(cuCtxPushCurrent, cuCtxPushCurrent_v2, (cuda_object)) \
     F(cuCtxPopCurrent, cuCtxPopCurrent_v2, (cuda_object *)) \
+    F(cuCtxGetDevice, cuCtxGetDevice, (int *)) \
+    F(cuModuleLoadData, cuModuleLoadData, (cuda_object *, const void *)) \
+    F(cuModuleUnload, cuModuleUnload, (cuda_object)) \
+    F(cuModuleGetFunction, cuModuleGetFunction, (cuda_object *, cuda_object, const char *)) \
+    F(cuMemAlloc, cuMemAlloc_v2, (cuda_address *, size_t)) \
+    F(cuMemFree, cuMemFree_v2, (cuda_address)) \
     F(cuMemHostRegister, cuMemHostRegister_v2, (void *, size_t, unsigned)) \
     F(cuMemHostUnregister, cuMemHostUnregister, (void *)) \
+    F(cuIpcGetMemHandle, cuIpcGetMemHandle, (struct tly_device_ticket *, cuda_address)) \
+    F(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, (cuda_address *, struct tly_device_ticket, unsigned)) \
+    F(cuIpcCloseMemHandle, cuIpcCloseMemHandle, (cuda_address)) \
     F(cuStreamCreate, cuStreamCreate, (cuda_object *, unsigned)) \
     F(cuStreamDestroy, cuStreamDestroy_v2, (cuda_object)) \
     F(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *)) \
@@ -57,6 +68,9 @@ enum { POINTER_TYPE = 2, POINTER_MANAGED = 8, POINTER_DEVICE = 9, TYPE_DEVICE = 
     F(cuStreamSynchronize, cuStreamSynchronize, (cuda_object)) \
     F(cuStreamWaitEvent, cuStreamWaitEvent, (cuda_object, cuda_object, unsigned)) \
     F(cuMemcpyAsync, cuMemcpyAsync, (cuda_address, cuda_address, size_t, cuda_object)) \
+    F(cuLaunchKernel, cuLaunchKernel, \
+      (cuda_object, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cuda_object, \
+       void **, void **)) \
     F(cuEventCreate, cuEventCreate, (cuda_object *, unsigned)) \
     F(cuEventDestroy, cuEventDestroy_v2, (cuda_object)) \
     F(cuEventRecord, cuEventRecord, (cuda_object, cuda_object)) \
@@ -111,8 +125,9 @@ struct tly_device {
     cuda_object context, lane[TLY_LANES];
     pthread_mutex_t lock; /* guards the rest, but for reads of `lost` */
     struct tly_mark *free_marks;
-    char why[160];    /* the first failure after which nothing works any more */
-    atomic_bool lost; /* set (release) after that */
+    cuda_object module, sums[TLY_DTYPE_COUNT]; /* kernels by enum tly_format; loaded by the first sum */
+    char why[160];                             /* the first failure after which nothing works any more */
+    atomic_bool lost;                          /* set (release) after that */
 };
 
 /* Does nothing in this process work on the GPU after this failure? */
@@ -141,6 +156,7 @@ static int cuda_errno(int code)
     case OUT_OF_MEMORY:
         return ENOMEM;
     case NO_DEVICE:
+    case PEERS_UNSUPPORTED:
     case NOT_SUPPORTED:
         return ENOTSUP;
     case INVALID_VALUE:
@@ -252,6 +268,12 @@ int tly_device_find(const void *memory, size_t bytes, int *number)
     return 0;
 }
 
+int tly_device_current(int *number)
+{
+    int err = cuda_start();
+    return err ? err : CALL(NULL, cuCtxGetDevice, number);
+}
+
 /* Failures are ignored: after one that is fatal all calls fail. */
 static void cuda_destroy(struct tly_device *d)
 {
@@ -269,6 +291,8 @@ static void cuda_destroy(struct tly_device *d)
             driver.cuEventDestroy(m->event);
         free(m);
     }
+    if (within && d->module)
+        driver.cuModuleUnload(d->module);
     if (within)
         cuda_leave(mode, 0);
     if (d->context)
@@ -337,6 +361,20 @@ void tly_device_close(struct tly_device *d)
 
 /* --- memory -------------------------------------------------------------------------------------------- */
 
+int tly_device_alloc(struct tly_device *d, size_t bytes, void **out)
+{
+    cuda_address address;
+    int err = WITHIN(d, CALL(d, cuMemAlloc, &address, bytes));
+    if (!err)
+        *out = (void *)(uintptr_t)address;
+    return err;
+}
+
+int tly_device_free(struct tly_device *d, void *memory)
+{
+    return WITHIN(d, CALL(d, cuMemFree, cuda_address_of(memory)));
+}
+
 int tly_device_register(struct tly_device *d, void *memory, size_t bytes)
 {
     return WITHIN(d, CALL(d, cuMemHostRegister, memory, bytes, REGISTER_PORTABLE));
@@ -345,6 +383,29 @@ int tly_device_register(struct tly_device *d, void *memory, size_t bytes)
 int tly_device_unregister(struct tly_device *d, void *memory)
 {
     return WITHIN(d, CALL(d, cuMemHostUnregister, memory));
+}
+
+int tly_device_export(struct tly_device *d, void *memory, struct tly_device_ticket *out)
+{
+    struct tly_device_ticket ticket;
+    int err = WITHIN(d, CALL(d, cuIpcGetMemHandle, &ticket, cuda_address_of(memory)));
+    if (!err)
+        *out = ticket;
+    return err;
+}
+
+int tly_device_map(struct tly_device *d, const struct tly_device_ticket *ticket, void **out)
+{
+    cuda_address address;
+    int err = WITHIN(d, CALL(d, cuIpcOpenMemHandle, &address, *ticket, IPC_ENABLE_PEERS));
+    if (!err)
+        *out = (void *)(uintptr_t)address;
+    return err;
+}
+
+int tly_device_unmap(struct tly_device *d, void *memory)
+{
+    return WITHIN(d, CALL(d, cuIpcCloseMemHandle, cuda_address_of(memory)));
 }
 
 /* --- order --------------------------------------------------------------------------------------------- */
@@ -424,13 +485,10 @@ int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark *
 
 /* --- work ---------------------------------------------------------------------------------------------- */
 
-static int cuda_copy(struct tly_device *d, cuda_object stream, void *to, const void *from, size_t bytes,
-                     struct tly_mark **out)
+/* Mark what the stream was given, unless that failed (err).  Takes m. */
+static int cuda_finish(struct tly_device *d, cuda_object stream, struct tly_mark *m, int err,
+                       struct tly_mark **out)
 {
-    int err = 0;
-    struct tly_mark *m = cuda_take_mark(d, &err);
-    if (!err)
-        err = CALL(d, cuMemcpyAsync, cuda_address_of(to), cuda_address_of(from), bytes, stream);
     if (!err && (err = CALL(d, cuEventRecord, m->event, stream)) != 0)
         driver.cuStreamSynchronize(stream);
     if (err)
@@ -440,8 +498,74 @@ static int cuda_copy(struct tly_device *d, cuda_object stream, void *to, const v
     return err;
 }
 
+static int cuda_copy(struct tly_device *d, cuda_object stream, void *to, const void *from, size_t bytes,
+                     struct tly_mark **out)
+{
+    int err = 0;
+    struct tly_mark *m = cuda_take_mark(d, &err);
+    if (!err)
+        err = CALL(d, cuMemcpyAsync, cuda_address_of(to), cuda_address_of(from), bytes, stream);
+    return cuda_finish(d, stream, m, err, out);
+}
+
 int tly_device_copy(struct tly_device *d, enum tly_lane lane, void *to, const void *from, size_t bytes,
                     struct tly_mark **out)
 {
     return WITHIN(d, cuda_copy(d, d->lane[lane], to, from, bytes, out));
+}
+
+static const char ptx[] =
+#include "device/sums_ptx.inc"
+    ;
+
+static const char *const kernels[TLY_DTYPE_COUNT] = {
+    [TLY_F32] = "tly_sums_float",     [TLY_F16] = "tly_sums_float",    [TLY_BF16] = "tly_sums_float",
+    [TLY_F64] = "tly_sums_double",    [TLY_S8] = "tly_sums_int8_t",    [TLY_U8] = "tly_sums_uint8_t",
+    [TLY_BOOL8] = "tly_sums_uint8_t", [TLY_S16] = "tly_sums_int16_t",  [TLY_U16] = "tly_sums_uint16_t",
+    [TLY_S32] = "tly_sums_int32_t",   [TLY_U32] = "tly_sums_uint32_t", [TLY_S64] = "tly_sums_int64_t",
+    [TLY_U64] = "tly_sums_uint64_t",
+};
+
+/* In the device's context: have the driver translate the kernels, once. */
+static int cuda_load_kernels(struct tly_device *d)
+{
+    static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+    int err = 0;
+    pthread_mutex_lock(&loading);
+    if (!d->module)
+        err = CALL(d, cuModuleLoadData, &d->module, ptx);
+    for (int i = 0; i < TLY_DTYPE_COUNT && !err; i++)
+        if (kernels[i] && !d->sums[i])
+            err = CALL(d, cuModuleGetFunction, &d->sums[i], d->module, kernels[i]);
+    pthread_mutex_unlock(&loading);
+    return err;
+}
+
+enum { THREADS = 256, MOST_BLOCKS = 2048 };
+
+static int cuda_sum(struct tly_device *d, cuda_object lane, struct tly_sums *s, struct tly_mark **out)
+{
+    uint64_t blocks = (s->count + THREADS - 1) / THREADS;
+    unsigned grid = blocks < MOST_BLOCKS ? (unsigned)blocks : MOST_BLOCKS;
+    void *arguments[] = {s};
+    int err = cuda_load_kernels(d);
+    struct tly_mark *m = err ? NULL : cuda_take_mark(d, &err);
+    if (!err)
+        err = CALL(d, cuLaunchKernel, d->sums[s->fold.from], grid, 1, 1, THREADS, 1, 1, 0, lane, arguments,
+                   NULL);
+    return cuda_finish(d, lane, m, err, out);
+}
+
+bool tly_device_sums(const struct tly_reduction *r)
+{
+    return r->op == TALLY_SUM || r->op == TALLY_AVERAGE;
+}
+
+int tly_device_sum(struct tly_device *d, enum tly_lane lane, const struct tly_reduction *r, int n,
+                   const void *const input[], void *output, size_t count, struct tly_mark **out)
+{
+    struct tly_sums s = {.fold = tly_fold_of(r, &count), .out = output, .count = count};
+    s.fold.n = n;
+    memcpy(s.in, input, (size_t)n * sizeof *input);
+    return WITHIN(d, cuda_sum(d, d->lane[lane], &s, out));
 }

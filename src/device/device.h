@@ -1,4 +1,4 @@
-/* device.h - memory of a GPU and copies, through CUDA's driver (libcuda.so.1).
+/* device.h - memory of a GPU and work on it: copies, sums and their order, through CUDA's driver (libcuda.so.1).
  *
  * The driver is opened at run time, so building needs nothing of NVIDIA's.  A device works in the process's primary context,
  * which PyTorch uses too; the calling thread's own context is as before when a call returns.
@@ -14,12 +14,22 @@
 #ifndef TLY_DEVICE_H
 #define TLY_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+
+#include "reduce/reduce.h"
 
 struct tly_device;
 struct tly_mark;
 
-enum tly_lane { TLY_LANE_OUT, TLY_LANE_IN, TLY_LANES };
+enum tly_lane {
+    TLY_LANE_OUT,
+    TLY_LANE_IN,
+    /* of GPUs that sum in groups, a lane for each step (device/order.h) */
+    TLY_LANE_GROUP,
+    TLY_LANES = TLY_LANE_GROUP + 4
+};
 
 /* --- devices ------------------------------------------------------------------------------------------- */
 
@@ -27,17 +37,35 @@ enum tly_lane { TLY_LANE_OUT, TLY_LANE_IN, TLY_LANES };
  * them (managed memory).  -ENOTSUP: there is no driver, or it is too old. */
 int tly_device_find(const void *memory, size_t bytes, int *number);
 
+/* The number of the GPU in whose context this thread is.  -EIO: it is in none; -ENOTSUP as above. */
+int tly_device_current(int *number);
+
 /* A process has one of each GPU, which is closed as often as it was opened.  -ENOTSUP as above. */
 int tly_device_open(int number, struct tly_device **out);
-/* The last time waits for the work in its lanes.  What it has registered or marked must have been given
+/* The last time waits for the work in its lanes.  What it has allocated, registered, mapped or marked must have been given
  * back. */
 void tly_device_close(struct tly_device *d);
 
 /* --- memory -------------------------------------------------------------------------------------------- */
 
+/* -ENOMEM. */
+int tly_device_alloc(struct tly_device *d, size_t bytes, void **out);
+/* No work may be using it. */
+int tly_device_free(struct tly_device *d, void *memory);
+
 /* Let GPUs copy from and to this memory of the host.  It begins and ends at a page.  -ENOMEM: it cannot be pinned. */
 int tly_device_register(struct tly_device *d, void *memory, size_t bytes);
 int tly_device_unregister(struct tly_device *d, void *memory);
+
+/* A ticket for memory of tly_device_alloc, with which another process of this machine maps it. */
+struct tly_device_ticket {
+    uint8_t bytes[64];
+};
+int tly_device_export(struct tly_device *d, void *memory, struct tly_device_ticket *out);
+/* -ENOTSUP: this GPU cannot read that one's memory. */
+int tly_device_map(struct tly_device *d, const struct tly_device_ticket *ticket, void **out);
+/* Before the other process frees it. */
+int tly_device_unmap(struct tly_device *d, void *memory);
 
 /* --- work ---------------------------------------------------------------------------------------------- */
 
@@ -45,6 +73,13 @@ int tly_device_unregister(struct tly_device *d, void *memory);
  * more. */
 int tly_device_copy(struct tly_device *d, enum tly_lane lane, void *to, const void *from, size_t bytes,
                     struct tly_mark **out);
+
+/* Sum as tly_reduce() does, with its bits, and mark it; 1 <= n <= TLY_DEVICE_INPUTS.  All memory is this GPU's, mapped or
+ * registered.  tly_device_sums() says if it can. */
+enum { TLY_DEVICE_INPUTS = 8 };
+bool tly_device_sums(const struct tly_reduction *r);
+int tly_device_sum(struct tly_device *d, enum tly_lane lane, const struct tly_reduction *r, int n,
+                   const void *const input[], void *output, size_t count, struct tly_mark **out);
 
 /* --- order --------------------------------------------------------------------------------------------- */
 

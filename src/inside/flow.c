@@ -14,9 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "inside/order.h"
+#include "device/order.h"
 
 /* What a flow does: a GPU's step, or on the host. */
+_Static_assert((int)TLY_MAX_GPUS <= (int)TLY_ORDER_MEMBERS, "a machine may be one group");
+
 enum { TOGETHER = TLY_STEPS, EXCHANGE, SPREAD, TYPES };
 
 /* Of one interval and type of flow: a link, and the seconds for which a byte of the gradients keeps it busy. */

@@ -4,14 +4,13 @@
  * that it crosses, and says how long each link is busy.  All copies overlap, because gradients go in many small parts; so
  * the link that is busy longest says how long it takes.  Pure functions, no I/O, no global state.
  *
- * This is a forecast, which `tally topo` and `tally plan --topo` show.  Nothing carries it out: tensors on a device go through
- * host memory.
+ * This is a forecast, which `tally topo` and `tally plan --topo` show.  Jobs do not choose by it: they have the groups that
+ * TALLY_GPU_GROUP declares (local/gpus.h), or none.
  *
  *   inside.c  chooses a way: BytePS's rules, or the fastest of the ways in ways.c
  *   steps.c   writes down each copy of it, with its links (graph.c)
  *   check.c   replays the steps, and shares no code with the files that make them
- *   order.c   in which order a GPU takes the steps of a group with direct copies
- *   flow.c    the steps in virtual time, in that order
+ *   flow.c    a plan's copies in virtual time, in the order of device/order.h
  *   better.c  other places for a card or a GPU
  *
  * Every way has the same six phases, of which some may be empty:

@@ -10,9 +10,9 @@
 static bool alone_suits(struct tly_local *l, const struct tly_local_op *op)
 {
     return op->bytes <= TLY_EAGER && !op->mark && (op->call->givers == TLY_ALL_GIVE || !op->bytes) &&
-           !op->call->gathered && !op->parts && !op->group && l->rounds.count == 0 && l->idle_count > 0 &&
-           tly_list_empty(&l->ops) && tly_list_empty(&l->backlog) && !l->lost && !l->uneven &&
-           !atomic_load_explicit(&l->pending, memory_order_relaxed) &&
+           !op->call->gathered && !op->parts && !op->group && !op->gpu && l->rounds.count == 0 &&
+           l->idle_count > 0 && tly_list_empty(&l->ops) && tly_list_empty(&l->backlog) && !l->lost &&
+           !l->uneven && !atomic_load_explicit(&l->pending, memory_order_relaxed) &&
            !atomic_load_explicit(&l->failed, memory_order_relaxed) &&
            !atomic_load_explicit(&l->own->left, memory_order_relaxed);
 }

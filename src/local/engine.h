@@ -13,6 +13,7 @@
 #include "local/control.h"
 #include "local/local.h"
 
+struct tly_gpus;
 struct tly_way;
 
 struct tly_neighbour {
@@ -122,7 +123,8 @@ struct tly_local {
         uint64_t name, at; /* of our post of its round; where it begins */
         bool writes;
     } ferry;
-    bool said_full; /* the user has been told that the pool is */
+    bool said_full;        /* the user has been told that the pool is */
+    struct tly_gpus *gpus; /* owned: GPUs that sum in groups, or that were to; else NULL */
 };
 
 /* The ranks that take part in an operation. */

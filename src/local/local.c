@@ -15,6 +15,7 @@
 #include "base/fork.h"
 #include "base/thread.h"
 #include "local/drive.h"
+#include "local/gpus.h"
 #include "local/posts.h"
 #include "local/process.h"
 #include "local/window.h"
@@ -159,6 +160,7 @@ void tly_local_fail(struct tly_local *l, int err, const char *sentence)
     struct tly_list *lists[] = {&l->ops, &l->backlog, &l->inbox};
     atomic_store(&l->failed, true);
     pthread_mutex_lock(&l->lock);
+    tly_gpus_stop(l);
     local_stop_writers(l);
     pthread_mutex_lock(&l->inbox_lock);
     struct tly_list all = TLY_LIST_INIT(all);
@@ -215,6 +217,7 @@ void tly_local_stop(struct tly_local *l, int err, const char *sentence)
         struct timespec moment = {.tv_nsec = TLY_MS};
         nanosleep(&moment, NULL);
     }
+    tly_gpus_close(l);
     pthread_mutex_lock(&l->lock);
     for (uint32_t i = 0; i < l->count; i++) {
         if (i != l->me) {

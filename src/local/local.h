@@ -23,6 +23,8 @@
  *   pooled.c     a way: reductions in the pool
  *   staging.c    a way: reductions through windows
  *   team.c       a way: what a team does
+ *   gpus.c       GPUs that sum in groups: buffers, steps, threads
+ *   gpu_way.c    a way: of tensors on such GPUs
  *   ways.c       the list of ways, and the choice
  *   meet.c       the start: segments change hands
  *   ring.c       posts as bytes in a rank's ring
@@ -51,8 +53,17 @@
 #include "local/segment.h"
 #include "ops/ranges.h"
 
+struct tly_device;
+struct tly_gpus_offer;
 struct tly_local;
 struct tly_local_call;
+struct tly_mark;
+
+/* Where an operation's tensor is on a GPU that sums in a group (gpus.h). */
+struct tly_local_gpu {
+    struct tly_device *device;
+    struct tly_mark *ready; /* after which the input is there */
+};
 
 /* A part that this rank carries.
  * All-reduce: the team's sum is made in this rank's output and pushed from there, and the result lands there.
@@ -91,7 +102,8 @@ struct tly_local_op {
     bool mark;                /* this rank refuses, or takes it back: the others must take the other way */
     bool patient;             /* its wait for other ranks is no reason for a warning */
     bool even; /* of a call with `gathered`: all ranks give as much, and `output` has room for that */
-    struct tly_local_group *group; /* borrowed: a group's ranks on this machine; NULL: all ranks */
+    struct tly_local_group *group;   /* borrowed: a group's ranks on this machine; NULL: all ranks */
+    const struct tly_local_gpu *gpu; /* borrowed; NULL: the tensor is in the host's memory */
     bool stands_in;   /* this rank has joined, and takes part in a team's operation with zeros (`stand_in`) */
     uint32_t root;    /* its place in the group */
     int32_t priority; /* in a team: the urgency */

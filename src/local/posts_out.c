@@ -87,7 +87,7 @@ static void posts_out_look_at_group(struct tly_local *l, struct tly_local_op *op
 static bool posts_out_post(struct tly_local *l, struct tly_local_op *op)
 {
     posts_out_look_at_group(l, op);
-    bool small = op->bytes <= TLY_EAGER && !op->parts, gives = posts_out_gives(l, op);
+    bool small = op->bytes <= TLY_EAGER && !op->parts && !op->gpu, gives = posts_out_gives(l, op);
     uint64_t need = tly_posts_length(op->group, small && gives ? op->bytes : 0);
     if (!tly_posts_has_room(l, need + sizeof(struct tly_post)) || (op->parts && !l->free_count))
         return false;

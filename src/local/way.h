@@ -3,6 +3,7 @@
  *
  *   alone     in the rings, before there is a round       a small operation that is the only one under way
  *   divert    it is given back, for the service           ranks disagree, or one refuses or has no memory for it
+ *   gpu       GPUs sum in groups                           the tensors are on such GPUs
  *   eager     each rank makes its result at once          all data came in the posts
  *   team      carriers sum pieces or copy them to others  there are several machines, each with a team
  *   staging   block by block through windows (window.h)   it reduces, and some rank's tensor is private memory
@@ -75,7 +76,7 @@ const struct tly_way *tly_way_expected(const struct tly_local *l, const struct t
 const struct tly_way *tly_way_chosen(const struct tly_local *l, const struct tly_local_round *r,
                                      bool complete);
 
-extern const struct tly_way tly_way_alone, tly_way_divert, tly_way_eager, tly_way_team, tly_way_staging,
-    tly_way_pooled, tly_way_fetch;
+extern const struct tly_way tly_way_alone, tly_way_divert, tly_way_gpu, tly_way_eager, tly_way_team,
+    tly_way_staging, tly_way_pooled, tly_way_fetch;
 
 #endif

@@ -6,7 +6,7 @@
 #include "local/way.h"
 
 /* The ways of a round, in the order in which they are tried.  tly_way_alone needs no round. */
-static const struct tly_way *const ways[] = {&tly_way_divert,  &tly_way_eager,  &tly_way_team,
+static const struct tly_way *const ways[] = {&tly_way_divert,  &tly_way_gpu,    &tly_way_eager, &tly_way_team,
                                              &tly_way_staging, &tly_way_pooled, &tly_way_fetch};
 enum { LAST = sizeof ways / sizeof *ways - 1 };
 

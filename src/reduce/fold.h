@@ -72,6 +72,10 @@ struct tly_fold {
     double prescale, divisor, postscale; /* as in reduce.h; 1 does nothing */
 };
 
+/* What one fold has to do for `r`; n, ask and stream are the caller's.  *count becomes the number of elements in its format, twice
+ * as many for complex numbers. */
+struct tly_fold tly_fold_of(const struct tly_reduction *r, size_t *count);
+
 /* out[i] = fold over j < f->n of in[j][i], for i < count elements.  out may equal an in[j].  The
  * floating-point mode must be the default one. */
 typedef void tly_fold_fn(const struct tly_fold *f, const void *const in[], void *out, size_t count);

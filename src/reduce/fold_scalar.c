@@ -6,54 +6,10 @@
 #include <assert.h>
 #include <string.h>
 
+#include "reduce/element.h"
 #include "reduce/fold.h"
 
 enum { WIDTH = 64, DEPTH = 4 }; /* DEPTH: rows on the way for 8 inputs, log2 8 + 1 */
-
-static uint32_t float_bits(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-
-static float bits_float(uint32_t u)
-{
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
-/* The conversions compute all cases and then choose, so that the compiler can vectorise them. */
-static float half_to_float(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = (uint32_t)(h & 0x7fff) << 13;
-    uint32_t normal = rest + (112 << 23); /* the exponent's bias goes from 15 to 127 */
-    uint32_t subnormal = float_bits(bits_float(rest | 113 << 23) - 0x1p-14f);
-    uint32_t finite = rest < 1 << 23 ? subnormal : normal;
-    return bits_float(sign | (rest >= 31 << 23 ? rest | 0x7f800000 : finite));
-}
-
-static uint16_t float_to_half(float x)
-{
-    uint32_t u = float_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
-    uint32_t normal = (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13;
-    /* Below 2^-14: in a sum with 0.5 the last bit is worth 2^-24, the smallest subnormal. */
-    uint32_t subnormal = float_bits(bits_float(rest) + 0.5f) - 0x3f000000;
-    uint32_t half = sign | (rest < 0x38800000 ? subnormal : rest >= 0x477ff000 ? 0x7c00 : normal);
-    return (uint16_t)(rest > 0x7f800000 ? 0x7e00 : half);
-}
-
-static float bfloat_to_float(uint16_t b)
-{
-    return bits_float((uint32_t)b << 16);
-}
-
-static uint16_t float_to_bfloat(float x)
-{
-    uint32_t u = float_bits(x);
-    return x != x ? 0x7fc0 : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
 
 /* --- the steps, for each type of accumulation: load, combine, store ------------------------------- */
 
@@ -95,9 +51,9 @@ static void load_float(const struct tly_fold *f, const void *in, size_t at, floa
         memcpy(half, from, width * sizeof *half);
     switch (f->from) {
     case TLY_F16:
-        ROW(half_to_float(half[i]));
+        ROW(tly_half_to_float(half[i]));
     case TLY_BF16:
-        ROW(bfloat_to_float(half[i]));
+        ROW(tly_bfloat_to_float(half[i]));
     default:
         break;
     }
@@ -116,13 +72,13 @@ static void store_float(const struct tly_fold *f, float *restrict a, void *out, 
             a[i] *= (float)f->postscale;
     if (f->to == TLY_F32) {
         for (size_t i = 0; i < width; i++)
-            a[i] = a[i] != a[i] ? bits_float(0x7fc00000) : a[i];
+            a[i] = a[i] != a[i] ? tly_bits_float(0x7fc00000) : a[i];
         memcpy((unsigned char *)out + at * 4, a, width * 4);
         return;
     }
     uint16_t half[WIDTH];
     for (size_t i = 0; i < width; i++)
-        half[i] = f->to == TLY_F16 ? float_to_half(a[i]) : float_to_bfloat(a[i]);
+        half[i] = f->to == TLY_F16 ? tly_float_to_half(a[i]) : tly_float_to_bfloat(a[i]);
     memcpy((unsigned char *)out + at * 2, half, width * 2);
 }
 
@@ -150,14 +106,9 @@ static void store_double(const struct tly_fold *f, double *restrict a, void *out
     memcpy((unsigned char *)out + at * 8, a, width * 8);
 }
 
-/* Integers wrap: sums and products are formed in uint64_t, whose low bits are the type's.  A float64 is
- * held to [low, high); high is the power of two above the type's largest value MOST, which float64 has exactly.
- * WIDE has all values of the type and its sign. */
-#define INTEGER(T, WIDE, LOW, HIGH, MOST) \
-    static T hold_##T(double x) \
-    { \
-        return x < (LOW) ? (T)(LOW) : x >= (HIGH) ? (MOST) : (T)x; \
-    } \
+/* Integers wrap: sums and products are formed in uint64_t, whose low bits are the type's.  WIDE has all values of the
+ * type and its sign. */
+#define INTEGER(T, WIDE) \
     static void combine_##T(int op, T *restrict a, const T *restrict b, size_t width) \
     { \
         switch (op) { \
@@ -185,26 +136,26 @@ static void store_double(const struct tly_fold *f, double *restrict a, void *out
                 a[i] = a[i] != 0; \
         if (f->prescale != 1) \
             for (size_t i = 0; i < width; i++) \
-                a[i] = hold_##T((double)a[i] * f->prescale); \
+                a[i] = tly_hold_##T((double)a[i] * f->prescale); \
     } \
     static void store_##T(const struct tly_fold *f, T *restrict a, void *out, size_t at, size_t width) \
     { \
         if (f->postscale != 1) \
             for (size_t i = 0; i < width; i++) \
-                a[i] = hold_##T((double)a[i] / f->divisor * f->postscale); \
+                a[i] = tly_hold_##T((double)a[i] / f->divisor * f->postscale); \
         else if (f->divisor != 1) \
             for (size_t i = 0; i < width; i++) \
                 a[i] = (T)((WIDE)a[i] / (WIDE)f->divisor); \
         memcpy((unsigned char *)out + at * sizeof(T), a, width * sizeof(T)); \
     }
-INTEGER(int8_t, int64_t, -0x1p7, 0x1p7, INT8_MAX)
-INTEGER(uint8_t, uint64_t, 0.0, 0x1p8, UINT8_MAX)
-INTEGER(int16_t, int64_t, -0x1p15, 0x1p15, INT16_MAX)
-INTEGER(uint16_t, uint64_t, 0.0, 0x1p16, UINT16_MAX)
-INTEGER(int32_t, int64_t, -0x1p31, 0x1p31, INT32_MAX)
-INTEGER(uint32_t, uint64_t, 0.0, 0x1p32, UINT32_MAX)
-INTEGER(int64_t, int64_t, -0x1p63, 0x1p63, INT64_MAX)
-INTEGER(uint64_t, uint64_t, 0.0, 0x1p64, UINT64_MAX)
+INTEGER(int8_t, int64_t)
+INTEGER(uint8_t, uint64_t)
+INTEGER(int16_t, int64_t)
+INTEGER(uint16_t, uint64_t)
+INTEGER(int32_t, int64_t)
+INTEGER(uint32_t, uint64_t)
+INTEGER(int64_t, int64_t)
+INTEGER(uint64_t, uint64_t)
 
 #define FOLD(T) \
     static void fold_##T(const struct tly_fold *f, const void *const in[], void *out, size_t count) \
@@ -281,6 +232,6 @@ void tly_norm_scalar(const float *a, const float *b, float *sum, size_t count, f
         for (size_t lane = 0; lane < TLY_NORM_LANES; lane++) {
             float x = a[i + lane] + b[i + lane];
             sum[i + lane] = x;
-            lanes[lane] += bits_float(float_bits(x) & 0x7fffffff);
+            lanes[lane] += tly_bits_float(tly_float_bits(x) & 0x7fffffff);
         }
 }

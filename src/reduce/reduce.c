@@ -334,9 +334,7 @@ static void reduce_blocks(struct reduce_tree *t, unsigned char *out, size_t coun
         reduce_fence();
 }
 
-/* The tree's step for `r`, over so many inputs; *count becomes that of elements in its format. */
-static struct tly_fold reduce_step(const struct tly_reduction *r, int leaves, int inputs,
-                                   const void *const input[], const void *output, size_t *count)
+struct tly_fold tly_fold_of(const struct tly_reduction *r, size_t *count)
 {
     enum tly_format format =
         r->dtype == TALLY_COMPLEX64    ? TLY_F32
@@ -355,7 +353,7 @@ static struct tly_fold reduce_step(const struct tly_reduction *r, int leaves, in
             op = TLY_COMPLEX_PRODUCT;
     }
     enum tly_format partial = reduce_is_half(r->dtype) ? TLY_F32 : format;
-    struct tly_fold f = {
+    return (struct tly_fold){
         .from = r->from_partials ? partial : format,
         .to = r->to_partial ? partial : format,
         .op = op,
@@ -363,6 +361,13 @@ static struct tly_fold reduce_step(const struct tly_reduction *r, int leaves, in
         .postscale = r->to_partial ? 1 : r->postscale,
         .divisor = r->op == TALLY_AVERAGE && !r->to_partial ? r->divisor : 1,
     };
+}
+
+/* As tly_fold_of, with hints for the memory of so many leaves. */
+static struct tly_fold reduce_step(const struct tly_reduction *r, int leaves, int inputs,
+                                   const void *const input[], const void *output, size_t *count)
+{
+    struct tly_fold f = tly_fold_of(r, count);
     bool in_place = false;
     for (int j = 0; j < inputs; j++)
         in_place |= input[j] == output;

@@ -1,9 +1,8 @@
-/* device_test.c - src/device on a driver that is not there (fake_cuda.c): order, and every failure of a call. */
+/* device_test.c - src/device on a driver that is not there (fake_cuda.c): order, bits, and every failure of a call. */
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -43,23 +42,11 @@ static uint8_t *pages(size_t bytes)
     return at;
 }
 
-/* The application's memory on a GPU. */
-static void *alloc(int gpu, size_t bytes)
+static void *alloc(struct tly_device *d, size_t bytes)
 {
-    unsigned long long at;
-    void *context;
-    assert_int_equal(cuDevicePrimaryCtxRetain(&context, gpu) | cuCtxPushCurrent_v2(context), 0);
-    assert_int_equal(cuMemAlloc_v2(&at, bytes), 0);
-    assert_int_equal(cuCtxPopCurrent_v2(&context) | cuDevicePrimaryCtxRelease_v2(gpu), 0);
-    return (void *)(uintptr_t)at;
-}
-
-static void give_back(int gpu, void *at)
-{
-    void *context;
-    assert_int_equal(cuDevicePrimaryCtxRetain(&context, gpu) | cuCtxPushCurrent_v2(context), 0);
-    assert_int_equal(cuMemFree_v2((uintptr_t)at), 0);
-    assert_int_equal(cuCtxPopCurrent_v2(&context) | cuDevicePrimaryCtxRelease_v2(gpu), 0);
+    void *at;
+    assert_int_equal(tly_device_alloc(d, bytes, &at), 0);
+    return at;
 }
 
 static bool says(const char *piece)
@@ -75,7 +62,7 @@ static bool says(const char *piece)
 static void pointers(void **state)
 {
     struct tly_device *d = open_with("gpus=3", 1);
-    uint8_t *host = pages(PAGE), *x = alloc(1, 100);
+    uint8_t *host = pages(PAGE), *x = alloc(d, 100);
     unsigned long long managed;
     void *context;
     int number = -1;
@@ -88,7 +75,7 @@ static void pointers(void **state)
     assert_int_equal(tly_device_register(d, host, PAGE), 0);
     assert_int_equal(tly_device_find(host, 1, &number), -EINVAL);
     assert_int_equal(tly_device_unregister(d, host), 0);
-    give_back(1, x);
+    assert_int_equal(tly_device_free(d, x), 0);
     assert_int_equal(tly_device_find(x, 1, &number), -EINVAL);
     assert_int_equal(cuDevicePrimaryCtxRetain(&context, 0), 0);
     assert_int_equal(cuCtxPushCurrent_v2(context), 0);
@@ -108,10 +95,10 @@ static void gpus_that_are_hidden(void **state)
     int number;
     setenv("CUDA_VISIBLE_DEVICES", "2,0", 1);
     d = open_with("gpus=3", 0);
-    void *x = alloc(0, 8);
+    void *x = alloc(d, 8);
     assert_int_equal(tly_device_find(x, 8, &number), 0);
     assert_int_equal(number, 0);
-    give_back(0, x);
+    assert_int_equal(tly_device_free(d, x), 0);
     close_all(d);
     assert_int_equal(tly_device_open(2, &d), -EIO);
     assert_true(says("GPU 2: cuDeviceGet failed"));
@@ -126,10 +113,8 @@ static void one_of_each_gpu(void **state)
     assert_true(again == d && other != d);
     tly_device_close(d);
     tly_device_close(other);
-    uint8_t *host = pages(PAGE);
-    assert_int_equal(tly_device_register(again, host, PAGE), 0);
-    assert_int_equal(tly_device_unregister(again, host), 0);
-    munmap(host, PAGE);
+    void *x = alloc(again, 8);
+    assert_int_equal(tly_device_free(again, x), 0);
     close_all(again);
 }
 
@@ -149,7 +134,7 @@ static void copies_follow_a_stream(void **state)
 {
     for (int follow = 0; follow < 2; follow++) {
         struct tly_device *d = open_with("gpus=1", 0);
-        uint8_t *host = pages(3 * BYTES), *x = alloc(0, BYTES), *first = host + BYTES,
+        uint8_t *host = pages(3 * BYTES), *x = alloc(d, BYTES), *first = host + BYTES,
                 *back = host + 2 * BYTES;
         struct tly_mark *out, *in;
         void *context, *stream;
@@ -183,7 +168,7 @@ static void copies_follow_a_stream(void **state)
         assert_int_equal(cuCtxPopCurrent_v2(&context), 0);
         assert_int_equal(cuDevicePrimaryCtxRelease_v2(0), 0);
         assert_int_equal(tly_device_unregister(d, host), 0);
-        give_back(0, x);
+        assert_int_equal(tly_device_free(d, x), 0);
         close_all(d);
         munmap(host, 3 * BYTES);
     }
@@ -212,62 +197,182 @@ static void captured_streams(void **state)
     close_all(d);
 }
 
+/* --- bits ----------------------------------------------------------------------------------------------- */
+
+static uint64_t seed = 88172645463325252u;
+
+static uint64_t random64(void)
+{
+    seed ^= seed >> 12;
+    seed ^= seed << 25;
+    seed ^= seed >> 27;
+    return seed * 2685821657736338717u;
+}
+
+/* Bits at random have NaNs, infinities and subnormals.  A part of float32's numbers are near one another. */
+static void fill(uint8_t *at, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        at[i] = (uint8_t)(random64() >> 40);
+    if (random64() % 2)
+        for (size_t i = 0; i + 4 <= bytes; i += 4) {
+            float x = (float)(int32_t)(random64() >> 32) * 1e-9f;
+            memcpy(at + i, &x, 4);
+        }
+}
+
+static struct tly_reduction random_reduction(void)
+{
+    static const double factors[] = {1, 1, 0.5, -3.7, 1e30};
+    struct tly_reduction r = {.dtype = (uint8_t)(random64() % TLY_DTYPE_COUNT),
+                              .op = random64() % 2 ? TALLY_SUM : TALLY_AVERAGE,
+                              .divisor = 1 + (uint32_t)(random64() % 9),
+                              .prescale = factors[random64() % 5],
+                              .postscale = factors[random64() % 5],
+                              .to_partial = random64() % 4 == 0};
+    if (r.dtype == TALLY_BOOL) {
+        r.op = TALLY_SUM;
+        r.prescale = r.postscale = 1;
+    }
+    return r;
+}
+
+static size_t partial_size(int dtype)
+{
+    return dtype == TALLY_FLOAT16 || dtype == TALLY_BFLOAT16 ? 4 : tly_reduce_element_size(dtype);
+}
+
+static void sum_now(struct tly_device *d, const struct tly_reduction *r, int n, const void *const in[],
+                    void *out, size_t count)
+{
+    struct tly_mark *mark;
+    assert_int_equal(tly_device_sum(d, TLY_LANE_GROUP, r, n, in, out, count, &mark), 0);
+    assert_int_equal(tly_device_wait(d, mark), 0);
+    tly_device_unmark(d, mark);
+}
+
+/* Groups of the tree reduce to partials, and these to the result: as one sum on the host. */
+static void sums_have_the_hosts_bits(void **state)
+{
+    enum { COUNT = 300, MOST = 16 };
+    static uint8_t host[MOST][COUNT * 16], expected[COUNT * 16];
+    struct tly_device *d = open_with("gpus=1", 0);
+    uint8_t *x[MOST],
+        *partial[2] = {alloc(d, sizeof host[0]), alloc(d, sizeof host[0])}, *out = alloc(d, sizeof host[0]);
+    const void *inputs[MOST], *rows[MOST];
+    for (int j = 0; j < MOST; j++) {
+        inputs[j] = x[j] = alloc(d, sizeof host[0]);
+        rows[j] = host[j];
+    }
+    for (int turn = 0; turn < 2000; turn++) {
+        struct tly_reduction r = random_reduction();
+        int n = 1 + (int)(random64() % MOST);
+        size_t count = random64() % 2 ? COUNT : 1 + random64() % 4;
+        size_t bytes = count * (r.to_partial ? partial_size(r.dtype) : tly_reduce_element_size(r.dtype));
+        assert_int_equal(tly_reduce_check(&r, NULL), 0);
+        assert_true(tly_device_sums(&r));
+        for (int j = 0; j < n; j++) {
+            fill(host[j], sizeof host[j]);
+            memcpy(fake_cuda_data(x[j]), host[j], sizeof host[j]);
+        }
+        tly_reduce(&r, n, rows, expected, count);
+        if (n <= TLY_DEVICE_INPUTS) {
+            sum_now(d, &r, n, inputs, out, count);
+        } else {
+            struct tly_reduction low = r, high = r;
+            low.to_partial = high.from_partials = true;
+            sum_now(d, &low, 8, inputs, partial[0], count);
+            sum_now(d, &low, n - 8, inputs + 8, partial[1], count);
+            sum_now(d, &high, 2, (const void *const *)partial, out, count);
+        }
+        if (memcmp(fake_cuda_data(out), expected, bytes))
+            fail_msg("turn %d: type %d, %d inputs, %zu elements, factors %g, %g", turn, r.dtype, n, count,
+                     r.prescale, r.postscale);
+    }
+    for (int j = 0; j < MOST; j++)
+        assert_int_equal(tly_device_free(d, x[j]), 0);
+    for (int j = 0; j < 2; j++)
+        assert_int_equal(tly_device_free(d, partial[j]), 0);
+    assert_int_equal(tly_device_free(d, out), 0);
+    close_all(d);
+}
+
+static void other_reductions_are_the_hosts(void **state)
+{
+    for (int op = 0; op < TLY_REDUCTION_COUNT; op++)
+        assert_int_equal(tly_device_sums(&(struct tly_reduction){.op = (uint8_t)op}),
+                         op == TALLY_SUM || op == TALLY_AVERAGE);
+}
+
 /* --- failures ------------------------------------------------------------------------------------------- */
 
 /* Everything once.  The first failure's result; all is given back as far as the driver lets it. */
 static int everything(void)
 {
-    uint8_t *host = pages(2 * PAGE);
+    struct tly_reduction r = {.dtype = TALLY_FLOAT32, .op = TALLY_SUM, .prescale = 1, .postscale = 1};
+    uint8_t *host = pages(PAGE);
     struct tly_device *d;
-    struct tly_mark *ready = NULL, *copied = NULL;
+    struct tly_device_ticket ticket;
+    struct tly_mark *mark = NULL, *summed = NULL;
+    void *x = NULL, *mapped;
+    bool registered = false;
     int number, err = tly_device_open(0, &d);
     if (err) {
-        munmap(host, 2 * PAGE);
+        munmap(host, PAGE);
         return err;
     }
-    err = tly_device_register(d, host, 2 * PAGE);
-    bool registered = !err;
-    if (!err && (err = tly_device_find(host, 1, &number)) == -EINVAL && says("not a GPU's"))
-        err = 0;
     if (!err)
-        err = tly_device_mark_stream(d, NULL, &ready);
+        err = tly_device_register(d, host, PAGE);
+    registered = !err;
     if (!err)
-        err = tly_device_after(d, TLY_LANE_IN, ready);
+        err = tly_device_alloc(d, PAGE, &x);
     if (!err)
-        err = tly_device_copy(d, TLY_LANE_IN, host, host + PAGE, PAGE, &copied);
+        err = tly_device_find(x, PAGE, &number);
     if (!err)
-        err = tly_device_wait(d, copied);
-    tly_device_unmark(d, ready);
-    tly_device_unmark(d, copied);
-    char why[TLY_SENTENCE];
+        err = tly_device_export(d, x, &ticket);
+    if (!err && (err = tly_device_map(d, &ticket, &mapped)) == -EIO &&
+        strstr(tly_error(), "cuIpcOpenMemHandle"))
+        err = 0; /* our own memory cannot be mapped */
+    if (!err)
+        err = tly_device_mark_stream(d, NULL, &mark);
+    if (!err)
+        err = tly_device_after(d, TLY_LANE_IN, mark);
+    tly_device_unmark(d, mark);
+    mark = NULL;
+    if (!err)
+        err = tly_device_copy(d, TLY_LANE_IN, x, host, PAGE, &mark);
+    if (!err)
+        err = tly_device_after(d, TLY_LANE_GROUP, mark);
+    if (!err)
+        err = tly_device_sum(d, TLY_LANE_GROUP, &r, 1, (const void *const *)&x, x, 10, &summed);
+    if (!err)
+        err = tly_device_wait(d, summed);
+    if (mark) /* so that no work uses the memory */
+        tly_device_wait(d, mark);
+    if (summed)
+        tly_device_wait(d, summed);
+    tly_device_unmark(d, mark);
+    tly_device_unmark(d, summed);
+    char why[512];
     snprintf(why, sizeof why, "%s", tly_error());
-    if (copied) /* so that no work uses the memory */
-        tly_device_wait(d, copied);
-    int later = registered ? tly_device_unregister(d, host) : 0;
-    if (!err)
-        err = later;
-    else
+    int late = x ? tly_device_free(d, x) : 0;
+    if (registered && !late)
+        late = tly_device_unregister(d, host);
+    if (!err && late)
+        err = late;
+    else if (err)
         tly_fail(-err, "%s", why);
     tly_device_close(d);
-    munmap(host, 2 * PAGE);
+    munmap(host, PAGE);
     return err;
 }
 
 static const char *const calls[] = {
-    "cuInit",
-    "cuPointerGetAttributes",
-    "cuDeviceGet",
-    "cuDevicePrimaryCtxRetain",
-    "cuCtxPushCurrent",
-    "cuMemHostRegister",
-    "cuMemHostUnregister",
-    "cuStreamCreate",
-    "cuStreamIsCapturing",
-    "cuStreamWaitEvent",
-    "cuMemcpyAsync",
-    "cuEventCreate",
-    "cuEventRecord",
-    "cuEventSynchronize",
+    "cuInit",           "cuPointerGetAttributes", "cuDeviceGet",         "cuDevicePrimaryCtxRetain",
+    "cuCtxPushCurrent", "cuModuleLoadData",       "cuModuleGetFunction", "cuMemAlloc",
+    "cuMemFree",        "cuMemHostRegister",      "cuMemHostUnregister", "cuIpcGetMemHandle",
+    "cuStreamCreate",   "cuStreamIsCapturing",    "cuStreamWaitEvent",   "cuMemcpyAsync",
+    "cuLaunchKernel",   "cuEventCreate",          "cuEventRecord",       "cuEventSynchronize",
 };
 
 static void each_call_fails(void **state)
@@ -298,25 +403,24 @@ static void each_call_fails(void **state)
     fake_cuda_reset();
 }
 
-/* All calls after it say the same. */
+/* An illegal address of a kernel: the next call says it, and all calls after that say the same. */
 static void a_failure_that_lasts(void **state)
 {
-    struct tly_device *d = open_with("gpus=2 fail=cuMemcpyAsync:700", 1);
+    struct tly_reduction r = {.dtype = TALLY_INT32, .op = TALLY_SUM, .prescale = 1, .postscale = 1};
+    struct tly_device *d = open_with("gpus=2", 1);
     char first[TLY_SENTENCE];
-    uint8_t *host = pages(PAGE);
+    void *x = alloc(d, 64), *y;
+    const void *wrong = (char *)x + 32;
     struct tly_mark *mark;
-    assert_int_equal(tly_device_register(d, host, PAGE), 0);
-    assert_int_equal(tly_device_copy(d, TLY_LANE_IN, host, host + 8, 8, &mark), -ENODEV);
-    assert_true(says("GPU 1: cuMemcpyAsync") && says("ILLEGAL_ADDRESS (700)"));
-    assert_true(says("cannot use the GPU any more"));
+    assert_int_equal(tly_device_sum(d, TLY_LANE_GROUP, &r, 1, &wrong, x, 16, &mark), -ENODEV);
+    assert_true(says("GPU 1: ") && says("ILLEGAL_ADDRESS (700)") && says("cannot use the GPU any more"));
     snprintf(first, sizeof first, "%s", tly_error());
-    assert_int_equal(tly_device_unregister(d, host), -ENODEV);
+    assert_int_equal(tly_device_alloc(d, 64, &y), -ENODEV);
     assert_string_equal(tly_error(), first);
     assert_int_equal(tly_device_mark_stream(d, NULL, &mark), -ENODEV);
     assert_string_equal(tly_error(), first);
     tly_device_close(d);
     fake_cuda_reset();
-    munmap(host, PAGE);
 }
 
 static void too_little_memory_to_pin(void **state)
@@ -363,7 +467,7 @@ static void threads(void **state)
 {
     enum { THREADS = 4 };
     struct tly_device *d = open_with("gpus=1", 0);
-    uint8_t *host = pages(THREADS * PAGE), *x = alloc(0, THREADS * PAGE);
+    uint8_t *host = pages(THREADS * PAGE), *x = alloc(d, THREADS * PAGE);
     struct turn turn[THREADS];
     pthread_t thread[THREADS];
     void *failed;
@@ -377,7 +481,7 @@ static void threads(void **state)
         assert_null(failed);
     }
     assert_int_equal(tly_device_unregister(d, host), 0);
-    give_back(0, x);
+    assert_int_equal(tly_device_free(d, x), 0);
     close_all(d);
     munmap(host, THREADS * PAGE);
 }
@@ -391,6 +495,8 @@ int main(void)
         cmocka_unit_test(no_gpu),
         cmocka_unit_test(copies_follow_a_stream),
         cmocka_unit_test(captured_streams),
+        cmocka_unit_test(sums_have_the_hosts_bits),
+        cmocka_unit_test(other_reductions_are_the_hosts),
         cmocka_unit_test(each_call_fails),
         cmocka_unit_test(a_failure_that_lasts),
         cmocka_unit_test(too_little_memory_to_pin),

@@ -4,20 +4,24 @@
  * cuStreamSynchronize.  Only what it depends on is carried out.  So a copy reads its source as late as
  * possible, and what comes from the wrong stream is missing.  A test can hold a stream, as a long kernel would.
  *
- * Memory: an address of a GPU cannot be read by the host.  It has noise when it is allocated, and when a result is on its way to
- * it; it is gone after it is freed.  Copies want registered memory of the host, which CUDA only likes better.
+ * Memory: an address of a GPU cannot be read by the host.  It has noise when it is allocated, when a result is on its way to
+ * it, and after it is freed.  It lies in a memfd, so that other processes map it.  Copies want registered memory of the host,
+ * which CUDA only likes better.
  *
  * FAKE_CUDA is a list of words:
  *   gpus=N                 how many; CUDA_VISIBLE_DEVICES hides and orders them as in CUDA
+ *   peers=A:B              these GPUs read each other's memory
  *   pinned=BYTES           how much of the host's memory can be registered
  *   unshared               memory that processes share cannot
  *   silent                 no noise where a copy is on its way to, which takes time
  *   fail=CALL:CODE[:N]     the N-th call of this name, or "copy-to-GPU", fails (1); -9: it kills the process
+ *   count=FILE             bytes moved, a uint64_t [FAKE_PLACES][FAKE_PLACES] of all processes (fake_cuda.h)
  *
  * What CUDA leaves undefined ends the process with a sentence.  `lock` guards everything; copies and functions that a stream
  * calls run without it, and meanwhile their stream is busy. */
 #include "test/device/fake_cuda.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -28,6 +32,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "device/sums.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -41,7 +47,10 @@ enum {
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
+    ALREADY_MAPPED = 208,
+    PEERS_UNSUPPORTED = 217,
     INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     ALREADY_REGISTERED = 712,
@@ -53,7 +62,7 @@ enum {
 
 /* --- what there is ---------------------------------------------------------------------------------------- */
 
-enum kind { HOST, OWN, MANAGED };
+enum kind { HOST, OWN, MAPPED, MANAGED };
 
 struct memory {
     struct memory *next;
@@ -61,6 +70,8 @@ struct memory {
     int gpu;
     uint8_t *address, *data; /* the application's; ours */
     size_t bytes;
+    int fd, serial; /* OWN */
+    pid_t pid;      /* MAPPED: whose it is, with its serial */
 };
 
 struct range {
@@ -78,8 +89,11 @@ struct stream {
 
 struct work {
     struct work *next;
-    enum { COPY, WAIT, CALL } what;
-    struct range in, out; /* of the application's addresses */
+    enum { COPY, SUM, WAIT, CALL } what;
+    struct range in[TLY_FOLD_MAX], out; /* of the application's addresses */
+    int inputs;
+    void (*kernel)(struct tly_sums);
+    struct tly_sums sums;
     void (*function)(void *);
     void *argument;
     struct stream *other; /* WAIT for so many works of it */
@@ -96,6 +110,7 @@ struct event {
 static struct gpu {
     int retained, number;
     struct stream by_default;
+    bool peers[MOST_GPUS];
 } gpus[MOST_GPUS];
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -103,14 +118,14 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* a stream is busy or
 static struct memory *memories;
 static struct stream *streams;
 static struct event *events;
-static int fatal, present, visible_count, visible[MOST_GPUS];
+static int modules, fatal, serials, present, visible_count, visible[MOST_GPUS];
 static bool started, unshared, silent, copies_held;
 static size_t pinned, pinned_most, pinned_peak;
 static struct {
     char call[40];
     int code, at, seen;
 } failing;
-static uint64_t moved[FAKE_PLACES][FAKE_PLACES];
+static uint64_t (*moved)[FAKE_PLACES];
 static const void *staged;
 static _Thread_local struct gpu *current[16];
 static _Thread_local int depth, capture_mode;
@@ -136,7 +151,18 @@ static void let_fail(const char *what)
 
 static void take(const char *word)
 {
-    if (strncmp(word, "fail=", 5) == 0) {
+    int a = 0, b = 0;
+    char path[256];
+    if (sscanf(word, "peers=%d:%d", &a, &b) == 2 && a < MOST_GPUS && b < MOST_GPUS) {
+        gpus[a].peers[b] = gpus[b].peers[a] = true;
+    } else if (sscanf(word, "count=%255s", path) == 1) {
+        int fd = open(path, O_RDWR | O_CLOEXEC);
+        moved = fd < 0 ? MAP_FAILED
+                       : mmap(NULL, FAKE_PLACES * sizeof *moved, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (moved == MAP_FAILED)
+            die("cannot count in %s", path);
+        close(fd);
+    } else if (strncmp(word, "fail=", 5) == 0) {
         let_fail(word + 5);
     } else if (strcmp(word, "unshared") == 0) {
         unshared = true;
@@ -149,14 +175,16 @@ static void take(const char *word)
 
 static void start(void)
 {
+    static uint64_t own[FAKE_PLACES][FAKE_PLACES];
     const char *list = getenv("FAKE_CUDA"), *order = getenv("CUDA_VISIBLE_DEVICES");
     char words[2048], *save = NULL;
     if (started)
         return;
     started = true;
     memset(gpus, 0, sizeof gpus);
-    memset(moved, 0, sizeof moved);
+    memset(own, 0, sizeof own);
     memset(&failing, 0, sizeof failing);
+    moved = own;
     fatal = present = 0;
     unshared = copies_held = silent = false;
     pinned_most = SIZE_MAX;
@@ -253,7 +281,10 @@ static bool overlap(struct range a, struct range b)
 
 static bool uses(const struct work *w, struct range r)
 {
-    return w->what == COPY && (overlap(w->in, r) || overlap(w->out, r));
+    bool found = w->inputs && overlap(w->out, r);
+    for (int i = 0; i < w->inputs; i++)
+        found |= overlap(w->in[i], r);
+    return found;
 }
 
 static bool pending_in(const struct stream *s, struct range r)
@@ -281,7 +312,7 @@ static struct memory *add(enum kind kind, int gpu, size_t bytes)
     struct memory *m = calloc(1, sizeof *m);
     if (!m)
         die("no memory");
-    *m = (struct memory){.next = memories, .kind = kind, .gpu = gpu, .bytes = bytes};
+    *m = (struct memory){.next = memories, .kind = kind, .gpu = gpu, .bytes = bytes, .fd = -1};
     return memories = m;
 }
 
@@ -294,23 +325,43 @@ static void drop(struct memory *m)
     if (m->kind == HOST) {
         pinned -= m->bytes;
     } else {
+        if (m->kind != MAPPED)
+            memset(m->data, NOISE, m->bytes);
         munmap(m->data, m->bytes);
         if (m->address != m->data)
             munmap(m->address, m->bytes);
     }
+    if (m->fd >= 0)
+        close(m->fd);
     free(m);
 }
 
-/* The application's address is where nothing can be read. */
+/* The application's address, where nothing can be read. */
+static void show(struct memory *m, int fd)
+{
+    m->data = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    m->address = m->kind == MANAGED
+                     ? m->data
+                     : mmap(NULL, m->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (m->data == MAP_FAILED || m->address == MAP_FAILED)
+        die("cannot map %zu bytes", m->bytes);
+}
+
+static void name_of(char name[64], pid_t pid, int serial)
+{
+    snprintf(name, 64, "fake-cuda-%d-%d-", (int)pid, serial);
+}
+
 static struct memory *make(enum kind kind, size_t bytes)
 {
+    char name[64];
     struct memory *m = add(kind, current[depth - 1]->number, bytes);
-    m->data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    m->address = kind == MANAGED
-                     ? m->data
-                     : mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (m->data == MAP_FAILED || m->address == MAP_FAILED)
+    m->serial = ++serials;
+    name_of(name, getpid(), m->serial);
+    m->fd = memfd_create(name, MFD_CLOEXEC);
+    if (m->fd < 0 || ftruncate(m->fd, (off_t)bytes))
         die("cannot have %zu bytes", bytes);
+    show(m, m->fd);
     memset(m->data, NOISE, bytes);
     return m;
 }
@@ -362,6 +413,11 @@ static bool is_own(enum kind kind)
 static bool is_host(enum kind kind)
 {
     return kind == HOST;
+}
+
+static bool is_mapped(enum kind kind)
+{
+    return kind == MAPPED;
 }
 
 EXPORT int cuMemFree_v2(unsigned long long at)
@@ -437,6 +493,65 @@ EXPORT int cuPointerGetAttributes(unsigned count, const int *attributes, void **
     return leave(OK);
 }
 
+/* --- memory of other processes ------------------------------------------------------------------------------ */
+
+union handle {
+    unsigned char bytes[64];
+    struct {
+        pid_t pid;
+        int serial, fd, gpu;
+        size_t size;
+    } of;
+};
+
+EXPORT int cuIpcGetMemHandle(union handle *out, unsigned long long at)
+{
+    ENTER("cuIpcGetMemHandle", true);
+    struct memory *m = find((void *)(uintptr_t)at, 1);
+    if (!m || m->kind != OWN)
+        return leave(INVALID_VALUE);
+    memset(out, 0, sizeof *out);
+    out->of.pid = getpid();
+    out->of.serial = m->serial;
+    out->of.fd = m->fd;
+    out->of.gpu = m->gpu;
+    out->of.size = m->bytes;
+    return leave(OK);
+}
+
+EXPORT int cuIpcOpenMemHandle_v2(unsigned long long *out, union handle h, unsigned flags)
+{
+    char path[64], link[96] = "", name[64];
+    ENTER("cuIpcOpenMemHandle", true);
+    struct gpu *g = current[depth - 1];
+    if (h.of.pid == getpid())
+        return leave(INVALID_CONTEXT);
+    for (struct memory *m = memories; m; m = m->next)
+        if (m->kind == MAPPED && m->pid == h.of.pid && m->serial == h.of.serial)
+            return leave(ALREADY_MAPPED);
+    if (h.of.gpu != g->number && (flags != 1 || !g->peers[h.of.gpu]))
+        return leave(PEERS_UNSUPPORTED);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)h.of.pid, h.of.fd);
+    name_of(name, h.of.pid, h.of.serial);
+    int fd =
+        readlink(path, link, sizeof link - 1) > 0 && strstr(link, name) ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return leave(INVALID_HANDLE);
+    struct memory *m = add(MAPPED, h.of.gpu, h.of.size);
+    m->pid = h.of.pid;
+    m->serial = h.of.serial;
+    show(m, fd);
+    close(fd);
+    *out = (uintptr_t)m->address;
+    return leave(OK);
+}
+
+EXPORT int cuIpcCloseMemHandle(unsigned long long at)
+{
+    ENTER("cuIpcCloseMemHandle", true);
+    return leave(drop_at((void *)(uintptr_t)at, is_mapped, INVALID_VALUE));
+}
+
 /* --- streams ------------------------------------------------------------------------------------------------ */
 
 static int place_of(const void *at)
@@ -447,22 +562,37 @@ static int place_of(const void *at)
 
 static void force(struct stream *s, uint64_t until);
 
-/* Meanwhile the memory stays, for this work is pending. */
-static void copy(const struct work *w)
+static void count(const void *from, int to, size_t bytes)
 {
-    void *to = data_of(w->out.at), *from = data_of(w->in.at);
-    moved[place_of(w->in.at)][place_of(w->out.at)] += w->out.bytes;
-    pthread_mutex_unlock(&lock);
-    memmove(to, from, w->out.bytes);
-    pthread_mutex_lock(&lock);
+    __atomic_fetch_add(&moved[from ? place_of(from) : 0][to], bytes, __ATOMIC_RELAXED);
 }
 
-static void carry_out(const struct work *w)
+static void move(const struct stream *s, struct work *w)
+{
+    if (w->what == COPY) {
+        void *to = data_of(w->out.at), *from = data_of(w->in[0].at); /* they stay, for this work is pending */
+        count(w->in[0].at, place_of(w->out.at), w->out.bytes);
+        pthread_mutex_unlock(&lock);
+        memmove(to, from, w->out.bytes);
+        pthread_mutex_lock(&lock);
+    } else if (w->what == SUM) {
+        for (int i = 0; i < w->inputs; i++) {
+            w->sums.in[i] = data_of(w->in[i].at);
+            count(w->in[i].at, 1 + s->gpu, w->in[i].bytes);
+        }
+        w->sums.out = data_of(w->out.at);
+        w->kernel(w->sums);
+        if (place_of(w->out.at) != 1 + s->gpu)
+            moved[1 + s->gpu][place_of(w->out.at)] += w->out.bytes;
+    }
+}
+
+static void carry_out(const struct stream *s, struct work *w)
 {
     if (w->what == WAIT) {
         force(w->other, w->until);
-    } else if (w->what == COPY && !fatal) {
-        copy(w);
+    } else if (w->what != CALL && !fatal) {
+        move(s, w);
     } else if (!fatal) {
         pthread_mutex_unlock(&lock);
         w->function(w->argument);
@@ -474,7 +604,7 @@ static void carry_out_next(struct stream *s)
 {
     struct work *w = s->first;
     s->busy = true;
-    carry_out(w);
+    carry_out(s, w);
     s->busy = false;
     s->first = w->next;
     if (!s->first)
@@ -507,9 +637,12 @@ static struct stream *stream_of(void *handle)
 static void give(struct stream *s, struct work w)
 {
     struct work *own = malloc(sizeof w);
+    bool in_place = false;
     if (!own)
         die("no memory");
-    if (w.what == COPY && !silent && !overlap(w.in, w.out) && !is_pending(w.out))
+    for (int i = 0; i < w.inputs; i++)
+        in_place |= overlap(w.in[i], w.out);
+    if (w.inputs && !(silent && w.what == COPY) && !in_place && !is_pending(w.out))
         memset(data_of(w.out.at), NOISE, w.out.bytes);
     *own = w;
     *s->last = own;
@@ -605,9 +738,10 @@ EXPORT int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t 
     ENTER("cuMemcpyAsync", true);
     struct stream *s = stream_of(handle);
     struct work w = {.what = COPY,
-                     .in = {(const uint8_t *)(uintptr_t)from, bytes},
-                     .out = {(const uint8_t *)(uintptr_t)to, bytes}};
-    if (!reaches(s->gpu, w.in) || !reaches(s->gpu, w.out))
+                     .in = {{(const uint8_t *)(uintptr_t)from, bytes}},
+                     .out = {(const uint8_t *)(uintptr_t)to, bytes},
+                     .inputs = 1};
+    if (!reaches(s->gpu, w.in[0]) || !reaches(s->gpu, w.out))
         return leave(INVALID_VALUE);
     int code = place_of(w.out.at) ? fault("copy-to-GPU") : OK;
     if (!place_of(w.out.at))
@@ -681,6 +815,76 @@ EXPORT int cuEventSynchronize(void *handle)
     return leave(fatal);
 }
 
+/* --- kernels ------------------------------------------------------------------------------------------------ */
+
+#define DECLARE(T) void tly_sums_##T(struct tly_sums);
+TLY_SUMS_TYPES(DECLARE)
+
+#define NAMED(T) {"tly_sums_" #T, tly_sums_##T},
+static const struct kernel {
+    const char *name;
+    void (*run)(struct tly_sums);
+} kernels[] = {TLY_SUMS_TYPES(NAMED)};
+enum { KERNELS = sizeof kernels / sizeof *kernels };
+
+EXPORT int cuModuleLoadData(void **out, const void *image)
+{
+    ENTER("cuModuleLoadData", true);
+    const char *ptx = image;
+    for (size_t i = 0; i < KERNELS; i++) {
+        char entry[64];
+        snprintf(entry, sizeof entry, ".visible .entry %s(", kernels[i].name);
+        if (!strstr(ptx, entry))
+            die("the PTX has no %s", kernels[i].name);
+    }
+    modules++;
+    *out = &modules;
+    return leave(OK);
+}
+
+EXPORT int cuModuleUnload(void *module)
+{
+    ENTER("cuModuleUnload", true);
+    modules--;
+    return leave(OK);
+}
+
+EXPORT int cuModuleGetFunction(const void **out, void *module, const char *name)
+{
+    ENTER("cuModuleGetFunction", true);
+    for (size_t i = 0; i < KERNELS; i++)
+        if (strcmp(name, kernels[i].name) == 0) {
+            *out = &kernels[i];
+            return leave(OK);
+        }
+    return leave(NOT_FOUND);
+}
+
+EXPORT int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                          unsigned bz, unsigned shared, void *handle, void **arguments, void **extra)
+{
+    ENTER("cuLaunchKernel", true);
+    struct stream *s = stream_of(handle);
+    struct tly_sums *sums = arguments[0];
+    if (!gx || gy != 1 || gz != 1 || !bx || bx > 1024 || by != 1 || bz != 1 || shared || extra)
+        return leave(INVALID_VALUE);
+    struct work w = {.what = SUM,
+                     .out = {sums->out, sums->count * tly_format_size(sums->fold.to)},
+                     .inputs = sums->fold.n,
+                     .kernel = ((const struct kernel *)function)->run,
+                     .sums = *sums};
+    for (int i = 0; i < w.inputs; i++) {
+        w.in[i] = (struct range){sums->in[i], sums->count * tly_format_size(sums->fold.from)};
+        if (!reaches(s->gpu, w.in[i]))
+            fatal = ILLEGAL_ADDRESS;
+    }
+    if (!reaches(s->gpu, w.out))
+        fatal = ILLEGAL_ADDRESS;
+    if (!fatal)
+        give(s, w);
+    return leave(OK); /* the next call says it */
+}
+
 /* --- devices and contexts ----------------------------------------------------------------------------------- */
 
 EXPORT int cuInit(unsigned flags)
@@ -742,6 +946,15 @@ EXPORT int cuCtxPopCurrent_v2(void **out)
     if (!depth)
         die("no context is current");
     *out = current[--depth];
+    return leave(OK);
+}
+
+EXPORT int cuCtxGetDevice(int *device)
+{
+    ENTER("cuCtxGetDevice", true);
+    for (int i = 0; i < visible_count; i++)
+        if (visible[i] == current[depth - 1]->number)
+            *device = i;
     return leave(OK);
 }
 
@@ -807,7 +1020,7 @@ EXPORT const void *fake_cuda_staged(void)
 
 EXPORT int fake_cuda_left(void)
 {
-    int left = depth;
+    int left = modules + depth;
     for (struct memory *m = memories; m; m = m->next)
         left++;
     for (struct stream *s = streams; s; s = s->next)
@@ -842,6 +1055,6 @@ EXPORT void fake_cuda_reset(void)
         events = e->next;
         free(e);
     }
-    depth = 0;
+    modules = depth = 0;
     started = false;
 }

@@ -10,7 +10,7 @@ enum { FAKE_PLACES = 65 };
 
 /* Where the bytes of an address are, for the test to read and write.  NULL: nowhere. */
 void *fake_cuda_data(const void *address);
-/* Bytes that copies have moved. */
+/* Bytes that copies and kernels have moved. */
 uint64_t fake_cuda_moved(int from, int to);
 /* Hold a stream's work back, or no longer.  NULL: all copies to GPUs. */
 void fake_cuda_hold(void *stream, int held);
@@ -28,7 +28,7 @@ int fake_cuda_calls(void);
 const void *fake_cuda_staged(void);
 /* Can other processes map the memory at this address? */
 int fake_cuda_is_shared(const void *at);
-/* How many pieces of memory, streams, events and contexts have not been given back. */
+/* What has not been given back: memory, streams, events, modules, contexts. */
 int fake_cuda_left(void);
 /* Forget everything, and read FAKE_CUDA anew at the next cuInit. */
 void fake_cuda_reset(void);

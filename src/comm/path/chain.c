@@ -48,11 +48,11 @@ void tly_chain_choose(tally_comm *c, struct tally_op *op)
     }
 }
 
-void tly_chain_go_on_behind(tally_comm *c, struct tally_op *op, enum tly_stage_place place)
+void tly_chain_go_on_without(tally_comm *c, struct tally_op *op, enum tly_stage_place place)
 {
-    for (int at = place + 1; at < STAGE_NET; at++) {
+    for (int at = STAGE_TENSOR + 1; at < STAGE_NET; at++) {
         const struct tly_stage *s = tly_stage_at(at);
-        if (!s || !s->suits(c, op))
+        if (at == (int)place || !s || !s->suits(c, op))
             continue;
         op->chain.stages |= (uint8_t)(1u << at);
         if (s->take)

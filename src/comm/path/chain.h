@@ -81,9 +81,9 @@ static inline bool tly_chain_has_ended(const struct tly_chain *ch, enum tly_stag
 
 /* Which stages it has; names.lock held, and it is submitted for certain. */
 void tly_chain_choose(tally_comm *c, struct tally_op *op);
-/* The stage at this place was to do the whole operation (`alone`), and cannot: it has the stages behind, as on ranks that have one
- * before.  From any thread, before the operation is in the inbox; names.lock held. */
-void tly_chain_go_on_behind(tally_comm *c, struct tally_op *op, enum tly_stage_place place);
+/* The stage at this place was to do the whole operation (`alone`), and cannot: it has the other stages that suit it now, as on
+ * ranks that had one before.  From any thread, before the operation is in the inbox; names.lock held. */
+void tly_chain_go_on_without(tally_comm *c, struct tally_op *op, enum tly_stage_place place);
 /* In the loop; names.lock held.  Cut a whole tensor as one of its stages wants it.  1: none does; -ENOMEM. */
 int tly_chain_cut(tally_comm *c, struct tally_op *op, const struct tly_cut *cut);
 /* -errno, with a sentence. */

@@ -29,6 +29,7 @@
 #include "comm/path/chain.h"
 #include "comm/path/engine.h"
 #include "comm/path/stage.h"
+#include "comm/path/stager.h"
 #include "local/local.h"
 #include "local/segment.h"
 #include "ops/local.h"
@@ -71,6 +72,9 @@ void tly_comm_describe_local(struct tally_op *op)
     l->even = op->even;
     l->first_dim = tly_spec_first_dim(&op->spec);
     l->dims = tly_spec_shape(&op->spec);
+    l->gpu = l->mark || !l->call ? NULL : tly_stager_grouped(op);
+    if (l->gpu)
+        l->spec = ~l->spec; /* ranks whose tensors are elsewhere differ, and then the service sums */
 }
 
 static void local_ended(struct tally_op *op, int err, const char *sentence)
@@ -81,6 +85,7 @@ static void local_ended(struct tally_op *op, int err, const char *sentence)
         snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), sentence);
         tly_handle_say(&op->handle, err, text);
     }
+    tly_stager_leave(op);
     local_finish(c, op);
     tly_active_ended(&c->active, op->bytes);
     tly_op_set_done(op);
@@ -91,7 +96,8 @@ static void local_diverted(struct tally_op *op)
 {
     tally_comm *c = op->comm;
     tly_names_lock(&c->names);
-    tly_chain_go_on_behind(c, op, STAGE_ENGINE);
+    tly_stager_ungroup(op);
+    tly_chain_go_on_without(c, op, STAGE_ENGINE);
     tly_names_unlock(&c->names);
     tly_wait_begin(&op->wait);
     tly_inbox_put(&c->inbox, &op->node);

@@ -36,12 +36,15 @@
 #include "comm/comm.h"
 #include "comm/op/op.h"
 #include "comm/op/part.h"
+#include "comm/op/spec.h"
 #include "comm/path/chain.h"
 #include "comm/path/stage.h"
 #include "comm/path/stager.h"
 #include "device/device.h"
+#include "local/gpus.h"
 #include "local/local.h"
 #include "local/segment.h"
+#include "ops/call.h"
 
 enum { SMALLEST = 16, SIZES = 48 }; /* pieces have 2^16 bytes or more */
 #define PATIENCE (1000 * TLY_MS)
@@ -67,8 +70,10 @@ struct stager_work {
     struct tally_op *op;
     int gpu;
     struct tly_device *device;
-    struct tly_mark *ready;    /* after which the input is there */
-    struct tly_stager *stager; /* from `begin` on, as the rest */
+    struct tly_mark *ready;     /* after which the input is there */
+    bool grouped;               /* GPUs sum it in groups */
+    struct tly_local_gpu group; /* for them */
+    struct tly_stager *stager;  /* from `begin` on, as the rest */
     struct stager_piece *piece;
     struct tly_list node; /* while it waits for memory */
     bool staged, stopped; /* the input is in the piece; no part may pass any more */
@@ -441,6 +446,15 @@ void tly_stager_finish(tally_comm *c)
 
 /* --- operations ------------------------------------------------------------------------------------------ */
 
+/* A sum for all ranks, on the GPU that this rank has shown to the others. */
+static bool stager_suits_group(const struct tally_op *op, const struct tly_device *device)
+{
+    const tally_comm *c = op->comm;
+    const struct tly_reduction how = {.dtype = op->dtype, .op = op->reduction};
+    return c->local && tly_gpus_device(c->local) == device && !op->group->number &&
+           tly_call_is_sum_for_all(op->call) && !tly_spec_ranges(op) && tly_device_sums(&how);
+}
+
 static int stager_take(struct tally_op *op, void *stream)
 {
     int in, out, err = tly_device_find(op->input, op->bytes, &in);
@@ -460,6 +474,8 @@ static int stager_take(struct tally_op *op, void *stream)
     if (!err)
         err = tly_device_mark_stream(w->device, stream, &w->ready);
     *tly_chain_own(&op->chain, STAGE_DEVICE) = w;
+    w->group = (struct tly_local_gpu){w->device, w->ready};
+    w->grouped = stager_suits_group(op, w->device);
     if (err)
         tly_stager_leave(op);
     return err;
@@ -470,6 +486,18 @@ int tly_stager_take(struct tally_op *op, void *stream)
     int err = op->bytes ? stager_take(op, stream) : 0;
     stager_is_lost(op->comm, err);
     return err;
+}
+
+const struct tly_local_gpu *tly_stager_grouped(struct tally_op *op)
+{
+    struct stager_work *w = stager_work_of(op);
+    return w && w->grouped ? &w->group : NULL;
+}
+
+void tly_stager_ungroup(struct tally_op *op)
+{
+    if (tly_stager_grouped(op))
+        stager_work_of(op)->grouped = false;
 }
 
 /* The operation's memory is free, or belongs to the copy that still goes on. */
@@ -512,7 +540,7 @@ void tly_stager_leave(struct tally_op *op)
 
 static bool stager_suits(const tally_comm *c, const struct tally_op *op)
 {
-    return tly_chain_has_own(&op->chain, STAGE_DEVICE);
+    return tly_chain_has_own(&op->chain, STAGE_DEVICE) && !tly_stager_grouped((struct tally_op *)op);
 }
 
 static int stager_begin(tally_comm *c, struct tally_op *op)

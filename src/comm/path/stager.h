@@ -4,9 +4,12 @@
 #ifndef TLY_COMM_STAGER_H
 #define TLY_COMM_STAGER_H
 
+#include <stdbool.h>
+
 #include "tally/tally.h"
 
 struct tally_op;
+struct tly_local_gpu;
 struct tly_stager;
 
 /* The stagers of a communicator.  stager.c owns this. */
@@ -16,6 +19,10 @@ struct tly_stagers {
 
 /* At submission: the input is there after the work so far in this stream.  -EINVAL: the tensor is not on one GPU. */
 int tly_stager_take(struct tally_op *op, void *stream);
+/* Where the tensor is, if GPUs sum it in groups (local/gpus.h) instead of the stage's copies; else NULL. */
+const struct tly_local_gpu *tly_stager_grouped(struct tally_op *op);
+/* They cannot: the stage copies it. */
+void tly_stager_ungroup(struct tally_op *op);
 /* The operation has ended, or has not been submitted: give back what it has, if it has anything. */
 void tly_stager_leave(struct tally_op *op);
 /* No operation is left: end the threads and free the memory. */

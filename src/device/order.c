@@ -2,7 +2,7 @@
  *
  * Piece n has slot n modulo TLY_ORDER_SLOTS on every GPU.  The slot is free again once nobody reads it: the owner has added it,
  * and if it is the owner's, all GPUs have the result. */
-#include "inside/order.h"
+#include "device/order.h"
 
 static uint64_t order_slot(uint64_t piece)
 {
@@ -28,7 +28,8 @@ static bool order_all_ended(const struct tly_order *o, enum tly_order_step step,
     return all;
 }
 
-bool tly_order_has_left(const struct tly_order *o, uint64_t piece)
+/* Has the piece ended here, and is its slot free? */
+static bool order_has_left(const struct tly_order *o, uint64_t piece)
 {
     int owner = order_owner(o, piece);
     return owner == o->me ? order_all_ended(o, TLY_STEP_OUT, piece)
@@ -37,7 +38,7 @@ bool tly_order_has_left(const struct tly_order *o, uint64_t piece)
 
 bool tly_order_post(struct tly_order *o, int owner)
 {
-    while (o->oldest < o->posted && tly_order_has_left(o, o->oldest))
+    while (o->oldest < o->posted && order_has_left(o, o->oldest))
         o->oldest++;
     if (o->posted - o->oldest == TLY_ORDER_SLOTS)
         return false;

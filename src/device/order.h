@@ -12,17 +12,15 @@
  * No step waits for another once it has begun.  No piece waits for one that was posted later, so nothing can deadlock.
  *
  * Pure: what a step does is the caller's business.  One thread uses a struct tly_order; boards are read by all. */
-#ifndef TLY_INSIDE_ORDER_H
-#define TLY_INSIDE_ORDER_H
+#ifndef TLY_DEVICE_ORDER_H
+#define TLY_DEVICE_ORDER_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "machine/machine.h"
-
 enum tly_order_step { TLY_STEP_IN, TLY_STEP_SUM, TLY_STEP_BACK, TLY_STEP_OUT, TLY_STEPS };
-enum { TLY_ORDER_SLOTS = 64 };
+enum { TLY_ORDER_SLOTS = 64, TLY_ORDER_MEMBERS = 64 };
 
 /* Of one GPU, which writes it; all zeros at the beginning. */
 struct tly_order_board {
@@ -31,8 +29,8 @@ struct tly_order_board {
 };
 
 struct tly_order {
-    int members, me;                             /* GPUs of the group; our place among them */
-    struct tly_order_board *board[TLY_MAX_GPUS]; /* borrowed: of each; ours is written */
+    int members, me;                                  /* GPUs of the group; our place among them */
+    struct tly_order_board *board[TLY_ORDER_MEMBERS]; /* borrowed: of each; ours is written */
     int most; /* steps of one kind that may be under way at the same time */
     /* ------ order.c's */
     uint64_t posted, oldest; /* pieces; the first one that may have steps left here */
@@ -51,7 +49,5 @@ void tly_order_result(struct tly_order *o, uint64_t piece);
 bool tly_order_begin(struct tly_order *o, enum tly_order_step step, uint64_t *piece);
 /* It has ended. */
 void tly_order_end(struct tly_order *o, enum tly_order_step step, uint64_t piece);
-/* Has this piece ended here: is its result where it belongs, and its slot free? */
-bool tly_order_has_left(const struct tly_order *o, uint64_t piece);
 
 #endif

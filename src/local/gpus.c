@@ -1,0 +1,475 @@
+/* gpus.c - gpus.h.
+ *
+ * Each kind of step (device/order.h) has a stream and a thread, which waits for the first step that is under way.  When that has
+ * ended, the thread writes it on the rank's board and wakes the other ranks.  Steps begin in a turn of the engine.  A failure of
+ * the GPU ends the job.
+ *
+ * `lock` guards all but what is fixed once begun; it is taken under the engine's. */
+#include "local/gpus.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/thread.h"
+#include "local/process.h"
+#include "local/work.h"
+
+enum {
+    UNDER_WAY = 4,   /* steps of a kind */
+    LEAVE_MS = 1000, /* longest wait for ranks that still map this rank's buffer */
+    BUFFER = TLY_ORDER_SLOTS * TLY_GPUS_SLOT,
+    HEAD = (sizeof(struct tly_gpus_shared) + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE,
+};
+
+_Static_assert(TLY_LANES - TLY_LANE_GROUP == TLY_STEPS, "a lane for each step");
+
+struct gpus_lane {
+    struct tly_gpus *gpus;
+    enum tly_order_step step;
+    struct {
+        struct tly_mark *mark;
+        uint64_t piece;
+    } flight[UNDER_WAY]; /* in the stream's order, from `first` on, around */
+    unsigned first, count;
+    pthread_t thread;
+    bool started;
+};
+
+struct tly_gpus {
+    struct tly_local *local;
+    struct tly_device *device;
+    uint32_t each, group, groups; /* ranks in a group; ours; how many */
+    struct tly_gpus_shared *own,
+        *of[TLY_LOCAL_RANKS]; /* of each rank; ours in the pool, with the staging behind it */
+    bool registered, begun;
+    void *buffer;                /* owned, on the GPU: a slot for each piece */
+    void *mapped[TLY_GPUS_EACH]; /* of each of the group; ours is the buffer */
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* a lane has a flight, or one less, or is to end */
+    bool stopped, ending;
+    struct tly_order order;
+    struct {
+        struct tly_gpus_piece of;
+        uint8_t owner;
+        bool summed, result; /* here: its group's sum is on the host; the sum of all is */
+    } piece[TLY_ORDER_SLOTS];
+    struct gpus_lane lane[TLY_STEPS];
+};
+
+static size_t gpus_slot(uint64_t piece)
+{
+    return piece % TLY_ORDER_SLOTS;
+}
+
+/* A piece's slot in a buffer, or behind the head of shared memory. */
+static uint8_t *gpus_in_buffer(void *buffer, uint64_t piece)
+{
+    return (uint8_t *)buffer + gpus_slot(piece) * TLY_GPUS_SLOT;
+}
+
+static uint8_t *gpus_staging(struct tly_gpus_shared *s, uint64_t piece)
+{
+    return (uint8_t *)s + HEAD + gpus_slot(piece) * TLY_GPUS_SLOT;
+}
+
+struct tly_gpus_shared *tly_gpus_shared_of(const struct tly_local *l, uint32_t rank)
+{
+    return l->gpus->of[rank];
+}
+
+const struct tly_device *tly_gpus_device(const struct tly_local *l)
+{
+    return l->gpus && l->gpus->begun ? l->gpus->device : NULL;
+}
+
+/* --- steps --------------------------------------------------------------------------------------------------- */
+
+static void gpus_break(struct tly_gpus *g, int err)
+{
+    struct tly_local *l = g->local;
+    char sentence[TLY_SENTENCE];
+    snprintf(sentence, sizeof sentence, "rank %u: %s", tly_local_number(l, l->me), tly_error());
+    g->stopped = true;
+    l->calls->broken(l->user, -err, sentence);
+}
+
+static enum tly_lane gpus_lane_of(enum tly_order_step step)
+{
+    return (enum tly_lane)(TLY_LANE_GROUP + (int)step);
+}
+
+/* Give the step to its stream. */
+static int gpus_give(struct tly_gpus *g, enum tly_order_step step, uint64_t n, struct tly_mark **mark)
+{
+    const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
+    const struct tly_local_op *op = p->op;
+    uint8_t *slot = gpus_in_buffer(g->buffer, n), *staged = gpus_staging(g->own, n);
+    struct tly_reduction how = tly_work_how(g->local, op);
+    const enum tly_lane lane = gpus_lane_of(step);
+    const void *in[TLY_GPUS_EACH];
+    int err;
+    switch (step) {
+    case TLY_STEP_IN:
+        err = tly_device_after(g->device, lane, op->gpu->ready);
+        return err ? err
+                   : tly_device_copy(g->device, lane, slot, (const uint8_t *)op->input + p->at, p->bytes,
+                                     mark);
+    case TLY_STEP_SUM:
+        if (g->groups > 1) { /* the host divides, and applies the second factor */
+            how.op = TALLY_SUM;
+            how.postscale = 1;
+        }
+        for (uint32_t i = 0; i < g->each; i++)
+            in[i] = gpus_in_buffer(g->mapped[i], n);
+        return tly_device_sum(g->device, lane, &how, (int)g->each, in, g->groups > 1 ? staged : slot,
+                              p->bytes / tly_reduce_element_size(op->dtype), mark);
+    case TLY_STEP_BACK:
+        return tly_device_copy(g->device, lane, slot, staged, p->bytes, mark);
+    default:
+        return tly_device_copy(g->device, lane, (uint8_t *)op->output + p->at,
+                               gpus_in_buffer(g->mapped[g->piece[gpus_slot(n)].owner], n), p->bytes, mark);
+    }
+}
+
+static void gpus_ended(struct tly_gpus *g, enum tly_order_step step, uint64_t n)
+{
+    size_t slot = gpus_slot(n);
+    tly_order_end(&g->order, step, n);
+    if (step == TLY_STEP_SUM) {
+        g->piece[slot].summed = true;
+        if (g->groups == 1) /* the sum is where the others read it */
+            tly_order_result(&g->order, n);
+    }
+    if (step == TLY_STEP_OUT) /* release: whoever sees the last one sees the result */
+        atomic_fetch_add_explicit(&g->piece[slot].of.work->done, 1, memory_order_release);
+}
+
+static bool gpus_begin_step(struct tly_gpus *g, enum tly_order_step step)
+{
+    struct gpus_lane *lane = &g->lane[step];
+    struct tly_mark *mark;
+    uint64_t n;
+    if (!tly_order_begin(&g->order, step, &n))
+        return false;
+    if (step == TLY_STEP_BACK && g->groups == 1) {
+        gpus_ended(g, step, n);
+        tly_local_tell(g->local);
+        return true;
+    }
+    int err = gpus_give(g, step, n, &mark);
+    if (err) {
+        gpus_break(g, err);
+        return false;
+    }
+    unsigned at = (lane->first + lane->count++) % UNDER_WAY;
+    lane->flight[at].mark = mark;
+    lane->flight[at].piece = n;
+    pthread_cond_broadcast(&g->changed);
+    return true;
+}
+
+/* If this fails, the memory may still be in use: then wait once more. */
+static int gpus_wait_for(struct tly_gpus *g, struct tly_mark *mark)
+{
+    char why[TLY_SENTENCE];
+    int err = tly_device_wait(g->device, mark);
+    if (err) {
+        snprintf(why, sizeof why, "%s", tly_error());
+        tly_device_wait(g->device, mark);
+        tly_fail(-err, "%s", why);
+    }
+    tly_device_unmark(g->device, mark);
+    return err;
+}
+
+/* The lane's thread: wait for what its stream does first. */
+static void *gpus_wait(void *arg)
+{
+    struct gpus_lane *lane = arg;
+    struct tly_gpus *g = lane->gpus;
+    pthread_mutex_lock(&g->lock);
+    while (lane->count || !g->ending) {
+        if (!lane->count) {
+            pthread_cond_wait(&g->changed, &g->lock);
+            continue;
+        }
+        struct tly_mark *mark = lane->flight[lane->first].mark;
+        uint64_t piece = lane->flight[lane->first].piece;
+        pthread_mutex_unlock(&g->lock);
+        int err = gpus_wait_for(g, mark);
+        pthread_mutex_lock(&g->lock);
+        lane->first = (lane->first + 1) % UNDER_WAY;
+        lane->count--;
+        if (err)
+            gpus_break(g, err);
+        else
+            gpus_ended(g, lane->step, piece);
+        pthread_cond_broadcast(&g->changed);
+        pthread_mutex_unlock(&g->lock);
+        tly_local_tell(g->local);
+        tly_local_call_own(g->local);
+        pthread_mutex_lock(&g->lock);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return NULL;
+}
+
+/* --- the sum over groups ------------------------------------------------------------------------------------- */
+
+/* The rank of a group that owns the piece. */
+static uint32_t gpus_owner(const struct tly_gpus *g, uint32_t group, uint64_t n)
+{
+    return group * g->each + g->piece[gpus_slot(n)].owner;
+}
+
+static bool gpus_all_summed(const struct tly_gpus *g, uint64_t n)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < g->groups && all; i++)
+        all = atomic_load_explicit(&g->of[gpus_owner(g, i, n)]->board.ended[TLY_STEP_SUM][gpus_slot(n)],
+                                   memory_order_acquire) > n;
+    return all;
+}
+
+/* Into the owners' staging. */
+static void gpus_sum_on_host(struct tly_gpus *g, uint64_t n)
+{
+    const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
+    struct tly_reduction how = tly_work_how(g->local, p->op);
+    const void *in[TLY_LOCAL_RANKS];
+    uint8_t *to = gpus_staging(g->own, n);
+    how.prescale = 1;
+    for (uint32_t i = 0; i < g->groups; i++)
+        in[i] = gpus_staging(g->of[gpus_owner(g, i, n)], n);
+    tly_reduce(&how, (int)g->groups, in, to, p->bytes / tly_reduce_element_size(p->op->dtype));
+    for (uint32_t i = 1; i < g->groups; i++)
+        memcpy(gpus_staging(g->of[gpus_owner(g, i, n)], n), to, p->bytes);
+    atomic_store_explicit(&g->own->hosted[gpus_slot(n)], n + 1, memory_order_release);
+    tly_local_tell(g->local);
+}
+
+/* Of the pieces that this rank owns. */
+static bool gpus_look_on_host(struct tly_gpus *g)
+{
+    bool any = false;
+    for (uint64_t n = g->order.oldest; n < g->order.posted && g->groups > 1; n++) {
+        size_t slot = gpus_slot(n);
+        if (g->piece[slot].owner != g->order.me || !g->piece[slot].summed || g->piece[slot].result)
+            continue;
+        struct tly_gpus_shared *first = g->of[gpus_owner(g, 0, n)];
+        if (first == g->own && gpus_all_summed(g, n))
+            gpus_sum_on_host(g, n);
+        if (atomic_load_explicit(&first->hosted[slot], memory_order_acquire) <= n)
+            continue;
+        g->piece[slot].result = any = true;
+        tly_order_result(&g->order, n);
+    }
+    return any;
+}
+
+bool tly_gpus_post(struct tly_local *l, const struct tly_gpus_piece *p)
+{
+    struct tly_gpus *g = l->gpus;
+    pthread_mutex_lock(&g->lock);
+    uint64_t n = g->order.posted;
+    uint8_t owner = (uint8_t)(n % g->each); /* in turn, so that all own as much */
+    bool posted = tly_order_post(&g->order, owner);
+    if (posted) {
+        g->piece[gpus_slot(n)].of = *p;
+        g->piece[gpus_slot(n)].owner = owner;
+        g->piece[gpus_slot(n)].summed = g->piece[gpus_slot(n)].result = false;
+    }
+    pthread_mutex_unlock(&g->lock);
+    return posted;
+}
+
+bool tly_gpus_advance(struct tly_local *l)
+{
+    struct tly_gpus *g = l->gpus;
+    bool any = false;
+    pthread_mutex_lock(&g->lock);
+    if (!g->stopped)
+        any = gpus_look_on_host(g);
+    for (int step = TLY_STEPS - 1; step >= 0; step--)
+        while (!g->stopped && gpus_begin_step(g, (enum tly_order_step)step))
+            any = true;
+    pthread_mutex_unlock(&g->lock);
+    return any;
+}
+
+/* --- the start ----------------------------------------------------------------------------------------------- */
+
+/* The head and the staging; every rank of the machine reads it. */
+static int gpus_make_shared(struct tly_gpus *g, uint64_t *place)
+{
+    void *memory;
+    int err = tly_pool_alloc(g->local->segment, HEAD + BUFFER, &memory);
+    if (err)
+        return err;
+    g->own = memory;
+    *place = tly_segment_place(g->local->segment, memory, HEAD + BUFFER);
+    if (!*place)
+        return tly_fail(ENOMEM, "no shared memory for the sums of GPUs");
+    memset(memory, 0, HEAD);
+    err = tly_device_register(g->device, memory, HEAD + BUFFER);
+    g->registered = !err;
+    return err;
+}
+
+/* Copy some bytes and wait for that. */
+static int gpus_copy_now(struct tly_gpus *g, void *to, const void *from, size_t bytes)
+{
+    struct tly_mark *mark;
+    int err = tly_device_copy(g->device, TLY_LANE_GROUP, to, from, bytes, &mark);
+    return err ? err : gpus_wait_for(g, mark);
+}
+
+int tly_gpus_offer(struct tly_local *l, uint32_t each, struct tly_gpus_offer *out)
+{
+    struct tly_gpus *g = calloc(1, sizeof *g);
+    int number;
+    if (!g)
+        return tly_fail(ENOMEM, "out of memory");
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->changed, NULL);
+    g->local = l;
+    g->each = each;
+    g->group = l->me / each;
+    g->groups = l->count / each;
+    pthread_mutex_lock(&l->lock); /* the job may be failing just now */
+    l->gpus = g;
+    pthread_mutex_unlock(&l->lock);
+    *out = (struct tly_gpus_offer){.nonce = (uint64_t)tly_now() << 8 | l->me};
+    int err = tly_device_current(&number);
+    if (!err)
+        err = tly_device_open(number, &g->device);
+    if (!err)
+        err = tly_device_alloc(g->device, BUFFER, &g->buffer);
+    uint64_t place = 0;
+    if (!err)
+        err = gpus_make_shared(g, &place);
+    if (!err) {
+        memcpy(gpus_staging(g->own, 0), &out->nonce, sizeof out->nonce);
+        err = gpus_copy_now(g, g->buffer, gpus_staging(g->own, 0), sizeof out->nonce);
+    }
+    if (!err)
+        err = tly_device_export(g->device, g->buffer, &out->ticket);
+    out->place = err ? 0 : place;
+    return err;
+}
+
+/* What the mapping shows must be what its rank has written. */
+static int gpus_map(struct tly_gpus *g, uint32_t place, const struct tly_gpus_offer *offer)
+{
+    uint32_t rank = g->group * g->each + place;
+    int err = rank == g->local->me ? 0 : tly_device_map(g->device, &offer->ticket, &g->mapped[place]);
+    if (rank == g->local->me)
+        g->mapped[place] = g->buffer;
+    if (!err)
+        err = gpus_copy_now(g, gpus_staging(g->own, 0), g->mapped[place], sizeof offer->nonce);
+    if (!err && memcmp(gpus_staging(g->own, 0), &offer->nonce, sizeof offer->nonce) != 0)
+        err = tly_fail(EIO, "the memory of rank %u's GPU is not what it should be",
+                       tly_local_number(g->local, rank));
+    return err;
+}
+
+int tly_gpus_accept(struct tly_local *l, const struct tly_gpus_offer offers[])
+{
+    struct tly_gpus *g = l->gpus;
+    int err = 0;
+    for (uint32_t i = 0; i < l->count; i++) {
+        uint64_t place = offers[i].place;
+        if (!place || place % TLY_PAGE || l->at[i].bytes < HEAD + BUFFER ||
+            place > l->at[i].bytes - HEAD - BUFFER)
+            return tly_fail(ENOTSUP, "rank %u cannot sum on a GPU", tly_local_number(l, i));
+        g->of[i] = (struct tly_gpus_shared *)(l->at[i].base + place);
+    }
+    for (uint32_t i = 0; i < g->each && !err; i++)
+        err = gpus_map(g, i, &offers[g->group * g->each + i]);
+    return err;
+}
+
+int tly_gpus_begin(struct tly_local *l)
+{
+    static const char *const names[] = {"tally-gpu-put", "tally-gpu-sum", "tally-gpu-back", "tally-gpu-get"};
+    struct tly_gpus *g = l->gpus;
+    struct tly_order *o = &g->order;
+    *o = (struct tly_order){.members = (int)g->each, .me = (int)(l->me % g->each), .most = UNDER_WAY};
+    for (uint32_t i = 0; i < g->each; i++)
+        o->board[i] = &g->of[g->group * g->each + i]->board;
+    int err = 0;
+    for (int i = 0; i < TLY_STEPS && !err; i++) {
+        g->lane[i].gpus = g;
+        g->lane[i].step = (enum tly_order_step)i;
+        err = tly_thread_start(&g->lane[i].thread, names[i], gpus_wait, &g->lane[i]);
+        g->lane[i].started = !err;
+    }
+    g->begun = !err;
+    return err;
+}
+
+/* --- the end ------------------------------------------------------------------------------------------------- */
+
+void tly_gpus_stop(struct tly_local *l)
+{
+    struct tly_gpus *g = l->gpus;
+    if (!g)
+        return;
+    pthread_mutex_lock(&g->lock);
+    g->stopped = true;
+    while (g->lane[TLY_STEP_OUT].count)
+        pthread_cond_wait(&g->changed, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* Do the others of the group map this rank's buffer no longer? */
+static bool gpus_all_left(const struct tly_gpus *g)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < g->each && all; i++) {
+        uint32_t rank = g->group * g->each + i;
+        const struct tly_gpus_shared *s = g->of[rank];
+        all = rank == g->local->me || !s || atomic_load(&s->left) ||
+              tly_process_has_died(g->local->at[rank].pidfd);
+    }
+    return all;
+}
+
+void tly_gpus_close(struct tly_local *l)
+{
+    struct tly_gpus *g = l->gpus;
+    int64_t until = tly_now() + LEAVE_MS * TLY_MS;
+    if (!g)
+        return;
+    tly_gpus_stop(l);
+    pthread_mutex_lock(&g->lock);
+    g->ending = true;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+    for (int i = 0; i < TLY_STEPS; i++)
+        if (g->lane[i].started)
+            pthread_join(g->lane[i].thread, NULL);
+    for (uint32_t i = 0; i < g->each; i++)
+        if (g->mapped[i] && g->mapped[i] != g->buffer)
+            tly_device_unmap(g->device, g->mapped[i]);
+    if (g->own)
+        atomic_store(&g->own->left, 1);
+    while (!gpus_all_left(g) && tly_now() < until)
+        poll(NULL, 0, 1);
+    if (g->buffer && gpus_all_left(g))
+        tly_device_free(g->device, g->buffer);
+    if (g->registered)
+        tly_device_unregister(g->device, g->own);
+    if (g->own)
+        tly_pool_free(g->own);
+    tly_device_close(g->device);
+    pthread_cond_destroy(&g->changed);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+    l->gpus = NULL;
+}

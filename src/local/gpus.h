@@ -1,0 +1,81 @@
+/* gpus.h - the GPUs of a machine's ranks, which sum in groups: each rank's buffer, what it maps of its group, and the pieces that
+ * are under way (gpus.c).  gpu_way.c makes pieces of operations.
+ *
+ * A group is `each` ranks in a row, a node of the tree over ranks.  Its GPUs take the steps of device/order.h.  If there are
+ * several groups, an owner writes its sum to the host, where the first group's owner of the piece adds the groups' sums.
+ *
+ * The ranks of a machine take operations in the order of a list, which rank 0 writes once it has all ranks' posts.  So all ranks
+ * give a piece the same number. */
+#ifndef TLY_LOCAL_GPUS_H
+#define TLY_LOCAL_GPUS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "device/device.h"
+#include "device/order.h"
+#include "local/engine.h"
+
+enum {
+    TLY_GPUS_SLOT = 256 << 10, /* most bytes of a piece */
+    TLY_GPUS_EACH = TLY_DEVICE_INPUTS,
+    TLY_GPUS_LISTED = 64,
+};
+
+/* In the rank's pool. */
+struct tly_gpus_shared {
+    struct tly_order_board board;
+    /* 1 + the last piece of this slot whose sum over groups this rank has made; release */
+    _Alignas(64) _Atomic uint64_t hosted[TLY_ORDER_SLOTS];
+    _Atomic uint64_t taken;         /* operations of the list of which this rank has posted all pieces */
+    _Atomic uint64_t listed;        /* rank 0's: how many operations there are in the list, ever; release */
+    uint64_t list[TLY_GPUS_LISTED]; /* names of rounds */
+    _Atomic uint32_t left;          /* it maps no other rank's buffer any more */
+};
+
+/* A piece that this rank posts. */
+struct tly_gpus_piece {
+    const struct tly_local_op *op;
+    struct tly_work *work; /* counts its end */
+    uint64_t at;           /* in the tensor */
+    uint32_t bytes;
+};
+
+struct tly_gpus;
+
+/* --- the start: all ranks of the machine call these, one behind the other ------------------------------------ */
+
+/* What a rank shows the others. */
+struct tly_gpus_offer {
+    uint64_t place; /* of its struct tly_gpus_shared, in its segment; 0: it has no GPU, or no memory */
+    uint64_t nonce; /* that its buffer begins with */
+    struct tly_device_ticket ticket;
+};
+
+/* Have a buffer on the GPU of this thread's context.  -errno, with a sentence. */
+int tly_gpus_offer(struct tly_local *l, uint32_t each, struct tly_gpus_offer *out);
+/* Map the group's buffers, and read the nonce through each mapping. */
+int tly_gpus_accept(struct tly_local *l, const struct tly_gpus_offer offers[]);
+/* All ranks could: operations may come. */
+int tly_gpus_begin(struct tly_local *l);
+/* This rank's GPU; NULL: GPUs do not sum in groups. */
+const struct tly_device *tly_gpus_device(const struct tly_local *l);
+
+/* --- pieces; all under the engine's lock ---------------------------------------------------------------------- */
+
+/* Post the next piece.  False: no slot is free. */
+bool tly_gpus_post(struct tly_local *l, const struct tly_gpus_piece *p);
+/* Begin what can be begun.  True: something was. */
+bool tly_gpus_advance(struct tly_local *l);
+/* What a rank shows; rank 0 writes the list. */
+struct tly_gpus_shared *tly_gpus_shared_of(const struct tly_local *l, uint32_t rank);
+
+/* --- the end; from any thread ----------------------------------------------------------------------------------------------- */
+
+/* Begin nothing more.  When this returns, this rank's GPU writes to no tensor; it may read inputs for as long as their streams
+ * have work from before. */
+void tly_gpus_stop(struct tly_local *l);
+/* Give everything back.  A buffer that another rank still maps stays with the process. */
+void tly_gpus_close(struct tly_local *l);
+
+#endif

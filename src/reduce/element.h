@@ -1,0 +1,76 @@
+/* element.h - conversions of single elements: 16-bit floats to float32 and back, float64 to integers.
+ *
+ * Pure functions, which fold_scalar.c and the kernels of a GPU (device/sums.c) share, so that their bits are the same.  It is
+ * both C and, for Clang's CUDA, C++. */
+#ifndef TLY_ELEMENT_H
+#define TLY_ELEMENT_H
+
+#include <stdint.h>
+
+#ifdef __CUDA__
+#define TLY_ELEMENT static inline __attribute__((device))
+#else
+#define TLY_ELEMENT static inline
+#endif
+
+TLY_ELEMENT uint32_t tly_float_bits(float x)
+{
+    uint32_t u;
+    __builtin_memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+TLY_ELEMENT float tly_bits_float(uint32_t u)
+{
+    float x;
+    __builtin_memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* The conversions compute all cases and then choose, so that the compiler can vectorise them. */
+TLY_ELEMENT float tly_half_to_float(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = (uint32_t)(h & 0x7fff) << 13;
+    uint32_t normal = rest + (112 << 23); /* the exponent's bias goes from 15 to 127 */
+    uint32_t subnormal = tly_float_bits(tly_bits_float(rest | 113 << 23) - 0x1p-14f);
+    uint32_t finite = rest < 1 << 23 ? subnormal : normal;
+    return tly_bits_float(sign | (rest >= 31 << 23 ? rest | 0x7f800000 : finite));
+}
+
+TLY_ELEMENT uint16_t tly_float_to_half(float x)
+{
+    uint32_t u = tly_float_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
+    uint32_t normal = (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13;
+    /* Below 2^-14: in a sum with 0.5 the last bit is worth 2^-24, the smallest subnormal. */
+    uint32_t subnormal = tly_float_bits(tly_bits_float(rest) + 0.5f) - 0x3f000000;
+    uint32_t half = sign | (rest < 0x38800000 ? subnormal : rest >= 0x477ff000 ? 0x7c00 : normal);
+    return (uint16_t)(rest > 0x7f800000 ? 0x7e00 : half);
+}
+
+TLY_ELEMENT float tly_bfloat_to_float(uint16_t b)
+{
+    return tly_bits_float((uint32_t)b << 16);
+}
+
+TLY_ELEMENT uint16_t tly_float_to_bfloat(float x)
+{
+    uint32_t u = tly_float_bits(x);
+    return x != x ? 0x7fc0 : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+/* A float64 is held to [low, high).  HIGH is the power of two above the type's largest value MOST, and float64 has it exactly. */
+#define TLY_HOLD(T, LOW, HIGH, MOST) \
+    TLY_ELEMENT T tly_hold_##T(double x) \
+    { \
+        return x < (LOW) ? (T)(LOW) : x >= (HIGH) ? (MOST) : (T)x; \
+    }
+TLY_HOLD(int8_t, -0x1p7, 0x1p7, INT8_MAX)
+TLY_HOLD(uint8_t, 0.0, 0x1p8, UINT8_MAX)
+TLY_HOLD(int16_t, -0x1p15, 0x1p15, INT16_MAX)
+TLY_HOLD(uint16_t, 0.0, 0x1p16, UINT16_MAX)
+TLY_HOLD(int32_t, -0x1p31, 0x1p31, INT32_MAX)
+TLY_HOLD(uint32_t, 0.0, 0x1p32, UINT32_MAX)
+TLY_HOLD(int64_t, -0x1p63, 0x1p63, INT64_MAX)
+TLY_HOLD(uint64_t, 0.0, 0x1p64, UINT64_MAX)
+
+#endif
