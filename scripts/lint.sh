@@ -1,5 +1,6 @@
 #!/bin/sh
-# lint.sh - clang-format and clang-tidy over the C sources, ruff over the Python files, codespell over all.
+# lint.sh - clang-format and clang-tidy over the C sources, ruff over the Python files, codespell over all;
+# and whether the committed kernels are those of their source (ptx.sh).
 #
 #   scripts/lint.sh          print what they find; fails if they find anything
 #   scripts/lint.sh --fix    mend the formatting of the C sources
@@ -14,6 +15,7 @@ fi
 status=0
 build/lint/bin/ruff check --quiet --no-cache . || status=1
 build/lint/bin/codespell || status=1
+scripts/ptx.sh --check || status=1
 sources '*.c' '*.h' | xargs clang-format --dry-run --Werror --style=file || status=1
 # clang-tidy reads what Meson wrote, less the option that clang rejects; GCC's others that it lacks are no finding.
 commands=$(mktemp -d)

@@ -30,7 +30,7 @@ build) packages=$build python=no ;;
 test) packages="$build libcmocka-dev iproute2 nftables spin gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
 demo) packages="$build dataset-fashion-mnist" ;;
 bench) packages="$build iproute2 libopenmpi-dev dataset-fashion-mnist" ;;
-lint) packages="$build libcmocka-dev clang-format clang-tidy" python=no ;;
+lint) packages="$build libcmocka-dev clang clang-format clang-tidy" python=no ;; # clang: for the kernels (ptx.sh)
 fuzz) packages="$build clang llvm libclang-rt-14-dev" python=no ;;
 *) fail "unknown target '$target'; there are build, test, demo, bench, lint and fuzz" ;;
 esac
