@@ -293,6 +293,13 @@ class GroupWork(_Work):
         if self._earlier:
             self._earlier = [call for call in self._earlier if call.is_on_device]  # join() asks for these alone
 
+    def await_device(self):
+        """Wait until the results of the call and of those before it are on their device."""
+        if self._event is not None:
+            self._event.synchronize()
+        for call in self._earlier:
+            call.await_device()
+
     def _complete(self):
         """Complete the future, if there is one that is not complete."""
         with self._lock:
@@ -329,7 +336,10 @@ class GroupWork(_Work):
     def _value(self, _=None):
         # Raised in then()'s callback, an error is one for C++ too.
         self._check()
-        self.join()
+        if self._device is None:  # no stream waits for such a future
+            self.await_device()
+        else:
+            self.join()
         return self.result()
 
     def join(self):
@@ -439,6 +449,8 @@ class GroupWork(_Work):
             self.group.let_go(self)
         if not self.ended() and self._waits:  # nobody else will see the end
             self.ends()
+        if self.has_ended and self._device is None:
+            self.await_device()
         with self._lock:
             if tells:
                 self.tell()
