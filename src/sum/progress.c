@@ -207,9 +207,11 @@ void tly_progress_waiting(struct tly_job *job)
     for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete && job->waiting; n = next) {
         struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         next = n->next;
-        if (r->waits)
+        if (r->waits && (!progress_must_wait(job, r) || tly_round_is_whole(r)))
             tly_progress(job, r);
     }
+    if (job->dropped_slots)
+        tly_memory_ask_again(job);
 }
 
 void tly_progress_all(struct tly_job *job)

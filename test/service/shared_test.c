@@ -329,6 +329,7 @@ static int run_refused(int rank, void *arg)
 
     create(c, "w", x, 8, TALLY_INT64, 0);
     CHECK(tally_shared_create(c, "w", x, 8, TALLY_INT64, 0, NULL, &op) == -EEXIST);
+    CHECK(tally_refuse(c, "w", TALLY_SHARED_CREATE, NULL, "no model") == -EEXIST);
     tally_op *other;
     CHECK(tally_shared_add(c, "w", x, NULL, &op) == 0);
     int err = tally_shared_add(c, "w", x, NULL, &other);
@@ -429,6 +430,55 @@ static void test_full(void **state)
     b->count = 1 << 15; /* 256 KB each, of which a third is at each service */
     job_run(&(struct job){
         .ranks = 3, .main = run_full, .arg = b, .settings = {"TALLY_PART_BYTES=64K", "TALLY_MEMORY=1M"}});
+}
+
+/* A waiting addition that was dropped for want of memory finds some as soon as no rank is behind it, whatever else waits. */
+static int run_dropped(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = job_open();
+    enum { BIG = 40000, SMALL = 7000, SUMS = 100000 };
+    static int64_t big[BIG], small[SMALL];
+    static float sum[SUMS];
+    tally_op *waits = NULL, *op;
+    create(c, "big", big, BIG, TALLY_INT64, 1);
+    create(c, "small", small, SMALL, TALLY_INT64, 1);
+    job_barrier(c);
+    if (rank == 1)
+        job_await(&b->stage, 1);
+    add(c, rank ? "small" : "big", rank ? small : big);
+    CHECK(tally_shared_add(c, rank ? "small" : "big", rank ? small : big, NULL, &waits) == 0);
+    job_sleep_ms(500);
+    CHECK(!tally_op_poll(waits));
+    if (rank == 0)
+        atomic_store(&b->stage, 1);
+    for (int i = 0; i < 3; i++) {
+        CHECK(tally_push_pull(c, "sum", sum, sum, SUMS, TALLY_FLOAT32, TALLY_SUM, NULL, &op) == 0);
+        job_expect(op, 0);
+    }
+    job_sleep_ms(500);
+    if (rank == 0) {
+        add(c, "small", small);
+    } else {
+        CHECK(tally_op_wait(waits, 20000) == 0);
+        add(c, "big", big);
+    }
+    values_of(waits);
+    job_barrier(c);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void test_dropped(void **state)
+{
+    static const int machine[] = {0, 0};
+    struct board *b = job_shared(sizeof *b);
+    job_run(
+        &(struct job){.ranks = 2,
+                      .machine = machine,
+                      .main = run_dropped,
+                      .arg = b,
+                      .settings = {"TALLY_PART_BYTES=64K", "TALLY_CREDIT_BYTES=256K", "TALLY_MEMORY=1M"}});
 }
 
 /* --- losses -------------------------------------------------------------------------------------- */
@@ -730,6 +780,7 @@ int main(void)
         cmocka_unit_test(test_warning),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_full),
+        cmocka_unit_test(test_dropped),
         cmocka_unit_test(test_epochs),
         cmocka_unit_test(test_death),
         cmocka_unit_test(test_drain),
