@@ -403,7 +403,7 @@ TALLY_API int tally_join(tally_comm *comm, const struct tally_options *options, 
 
 /* Refuse an operation that this rank was asked for and cannot submit.  The operation of `kind` (an enum tally_kind)
  * that the other ranks submit under `name` fails on all ranks with `reason`.  Only the options space and group are
- * used.  Not for messages. */
+ * used.  Not for messages.  -EEXIST: a shared tensor of that name has been created. */
 TALLY_API int tally_refuse(tally_comm *comm, const char *name, uint32_t kind,
                            const struct tally_options *options, const char *reason);
 enum tally_kind {

@@ -222,7 +222,8 @@ def _rejected(status, kind, call, comm):
     sentence = explain(_lib.error() or os.strerror(-status))
     if status == -errno.EBUSY:
         return ValueError(sentence)
-    refuse(kind, call, sentence)
+    if status != -errno.EEXIST:
+        refuse(kind, call, sentence)
     return ValueError(sentence) if status in (-errno.EINVAL, -errno.ENOTSUP) else Error(sentence, -status)
 
 

@@ -1,7 +1,7 @@
 /* shared.c - the calls of tally.h for shared tensors: parameters that services keep (docs/why/shared.md).
  *
- * What is wrong with a call is found here as far as this rank alone can know it: whether the tensor has been created, and its
- * options. */
+ * What is wrong with a call is found here as far as this rank alone can know it: whether there is such a tensor to add to, and
+ * its options.  Whether a create comes twice is known where the operation gets its name (submit.c). */
 #include <errno.h>
 #include <stdatomic.h>
 
@@ -49,14 +49,6 @@ int tally_shared_create(tally_comm *comm, const char *name, const void *values, 
     if (staleness > MOST_STALENESS)
         return tly_fail(EINVAL, "a staleness of %u is too much: pass 1 to %d, or 0 for no limit", staleness,
                         MOST_STALENESS);
-    tly_names_lock(&comm->names);
-    const struct tly_tensor *t =
-        tly_names_find(&comm->names, tly_tensor_key(0, tly_comm_all(comm)->id, TALLY_SHARED_CREATE,
-                                                    options ? options->space : 0, name));
-    bool there = t && t->replica;
-    tly_names_unlock(&comm->names);
-    if (there)
-        return tly_fail(EEXIST, "'%.100s' has been created already: use another name", name);
     struct tly_request r = {.name = name,
                             .kind = TALLY_SHARED_CREATE,
                             .dtype = (unsigned)dtype,

@@ -231,6 +231,8 @@ static int submit_name_op(tally_comm *c, const struct tly_request *r, struct tal
                        op->space, name);
     if (!t)
         return -ENOMEM;
+    if (t->replica && !op->call->apart) /* a create, or a refusal of one */
+        return tly_fail(EEXIST, "'%.100s' has been created already: use another name", name);
     /* Pairs with the release in tly_op_forget_tensor(). */
     if (!r->reason && atomic_load_explicit(&t->busy, memory_order_acquire))
         return tly_fail(EBUSY, "'%s' is in flight already: wait for it, or use another name", name);

@@ -70,3 +70,21 @@ def test_refused(four):
         assert "there is no shared tensor 'v'" in unknown
         assert "[50000] on ranks 0-2, [50001] on rank 3" in differs
         assert "a shared tensor is not scaled" in refuses
+
+
+def twice():
+    import tally
+    from tally import _operations
+    from tally._calls import Call
+    first = np.full(COUNT, 3, np.float32)
+    create("t", first)
+    again = fails(tally.Error, lambda: create("t", first))
+    newest = values(_operations.shared_add(Call("t"), first.ctypes.data, first), "float32")
+    tally.barrier()
+    return again, float(newest[0]) >= 6
+
+
+def test_created_twice(four):
+    for again, added in four(twice):
+        assert "'t' has been created already: use another name" in again
+        assert added
