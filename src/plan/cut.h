@@ -23,7 +23,8 @@ uint32_t tly_plan_part_most(uint32_t unit, uint64_t memory, uint32_t ranks);
  * TLY_FEW: an all-reduce without CPU machines, where each card has pushes to send while results lag; c = 1/6.
  * TLY_SPARES: one with CPU machines, where a card waits for the first results and, behind the last push, for the last; c = 1.3
  * to 2.6.
- * TLY_MANY: all else; c = .5 to 1.3, for a broadcast from 128 on. */
+ * TLY_MANY: any other operation but a broadcast; c = .5 to 1.3.
+ * TLY_BROADCAST_FEWEST, TLY_BROADCAST_MANY: a broadcast, by its size (tly_plan_broadcast_fewest). */
 enum tly_plan_fewest {
     TLY_FEW = 16,
     TLY_MANY = 256,

@@ -26,7 +26,7 @@
  *   granted   bytes that the rank may push in all; the window
  *   received  results that have landed whole on the rank, in the order in which they were sent
  *   stable    how many of those all ranks have
- * Without other frames they go alone (COUNTS).  An idle rank sends them after four parts or 5 ms, and one with more to push
+ * Without other frames they go alone (COUNTS).  An idle rank sends them after four parts or 20 ms, and one with more to push
  * after at most 50 ms.  A service sends them after 3/4 of the rank's credit or 20 ms.  With REQUEST a rank says that an operation
  * waits for no more than `stable`: the service sends that once it has reached the `received` of this frame. */
 #ifndef TLY_FRAME_H
