@@ -375,16 +375,17 @@ TALLY_API int tally_shared_create(tally_comm *comm, const char *name, const void
  * input calls tally_join(); when all have joined, all count as level.  It cannot be cancelled.
  *   -EBUSY             this rank has an operation of the tensor in flight
  *   -ENOENT            it has not been created
- * The operation fails with -ESHUTDOWN if a rank has left without joining, and others would wait for it. */
+ * The operation fails with -ESHUTDOWN if a rank has left without joining, and others would wait for it.  The difference of an
+ * operation that fails may have been applied, to all parts or to some. */
 TALLY_API int tally_shared_add(tally_comm *comm, const char *name, const void *difference,
                                const struct tally_options *options, tally_op **op);
 
-/* Get the newest values of a shared tensor.  Otherwise as tally_shared_add(). */
+/* Get the newest values of a shared tensor, and wait for no rank.  Otherwise as tally_shared_add(). */
 TALLY_API int tally_shared_read(tally_comm *comm, const char *name, const struct tally_options *options,
                                 tally_op **op);
 
 /* The values that a finished operation of a shared tensor has brought, in the library's memory.  Nothing writes there until this
- * rank's next operation but one of that tensor is submitted.  They must not be written to.  -EAGAIN: not finished, or failed;
+ * rank's next operation but one of that tensor is submitted; tally_comm_close() frees them.  They must not be written to.  -EAGAIN: not finished, or failed;
  * -EINVAL: not of a shared tensor. */
 TALLY_API int tally_shared_values(const tally_op *op, const void **data);
 

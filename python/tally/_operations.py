@@ -177,7 +177,7 @@ class Operation:
 
     def values(self):
         """The address of the values that a finished operation of a shared tensor has brought.  They stay as they are until the next
-        operation but one of that tensor is submitted."""
+        operation but one of that tensor is submitted.  Closing the communicator frees them."""
         data = ctypes.c_void_p()
         status = lib.tally_shared_values(self._op, ctypes.byref(data))
         if status < 0:

@@ -50,6 +50,9 @@ static void kept_drop_earlier(struct tly_job *job, const struct tly_frame *f)
         s;
     while (count--) {
         s = earlier[count];
+        for (uint32_t i = 0; i < job->ranks; i++)
+            if (s->rank[i].open)
+                tly_kept_close(s->rank[i].open);
         tly_map_take(&job->kept, kept_id(&(struct tly_frame){.key = s->key, .part = s->part}));
         kept_destroy(job, s);
     }

@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "sum/round.h"
+
 struct tly_frame;
 struct tly_job;
 
@@ -20,10 +22,24 @@ struct tly_kept {
     uint64_t version;  /* additions applied */
     uint8_t *values;   /* owned, from the job's quota */
     struct tly_kept_rank {
-        uint32_t last;  /* round of its last operation that was applied */
-        uint32_t clock; /* its additions since the create, or since all ranks last joined */
+        struct tly_round *open; /* its last operation, until that is complete; NULL: it is.  Borrowed */
+        uint32_t last;          /* round of its last operation that was applied */
+        uint32_t clock;         /* its additions since the create, or since all ranks last joined */
     } rank[];
 };
+
+/* The round is the last operation of its rank on the part, until it is complete. */
+static inline void tly_kept_open(struct tly_kept *s, struct tly_round *r)
+{
+    s->rank[r->head.rank].open = r;
+    r->kept = s;
+}
+
+static inline void tly_kept_close(struct tly_round *r)
+{
+    r->kept->rank[r->head.rank].open = NULL;
+    r->kept = NULL;
+}
 
 /* The part that a frame is about; NULL: it is not kept here. */
 struct tly_kept *tly_kept_find(const struct tly_job *job, const struct tly_frame *f);

@@ -10,6 +10,7 @@
 #include "ops/rule.h"
 #include "sum/crew.h"
 #include "sum/internal.h"
+#include "sum/kept.h"
 #include "sum/members.h"
 #include "sum/round.h"
 #include "sum/session.h"
@@ -184,6 +185,26 @@ void tly_progress(struct tly_job *job, struct tly_round *r)
     tly_progress_reached(job, r, to);
 }
 
+/* A waiting round may go on, or its rule finds that it never will.  One that was dropped is asked for once it does not wait. */
+static void progress_look_again(struct tly_job *job, struct tly_round *r)
+{
+    if (r->waits && (!progress_must_wait(job, r) || tly_round_is_whole(r)))
+        tly_progress(job, r);
+}
+
+/* The round has moved its rank's clock at a part of a shared tensor, and others' answers may wait for that. */
+static void progress_clock_moved(struct tly_job *job, const struct tly_round *r)
+{
+    const struct tly_kept *s = tly_kept_find(job, &r->head);
+    if (!s || !s->staleness)
+        return;
+    for (uint32_t i = 0; i < job->ranks; i++)
+        if (s->rank[i].open)
+            progress_look_again(job, s->rank[i].open);
+    if (job->dropped_slots)
+        tly_memory_ask_again(job);
+}
+
 void tly_progress_landed(struct tly_session *p, struct tly_round *r, const struct tly_frame *f,
                          uint32_t bytes)
 {
@@ -198,8 +219,8 @@ void tly_progress_landed(struct tly_session *p, struct tly_round *r, const struc
         whole = true;
     }
     tly_progress(p->job, r);
-    if (whole)
-        tly_progress_waiting(p->job);
+    if (whole && r->rule->behind)
+        progress_clock_moved(p->job, r);
 }
 
 void tly_progress_waiting(struct tly_job *job)
@@ -207,8 +228,7 @@ void tly_progress_waiting(struct tly_job *job)
     for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete && job->waiting; n = next) {
         struct tly_round *r = tly_list_entry(n, struct tly_round, node);
         next = n->next;
-        if (r->waits && (!progress_must_wait(job, r) || tly_round_is_whole(r)))
-            tly_progress(job, r);
+        progress_look_again(job, r);
     }
     if (job->dropped_slots)
         tly_memory_ask_again(job);

@@ -17,6 +17,7 @@
 #include "trace/trace.h"
 #include "wire/frame.h"
 
+struct tly_kept;
 struct tly_session;
 struct tly_landing;
 
@@ -47,6 +48,8 @@ struct tly_round {
     uint64_t id;           /* key of the store */
     struct tly_frame head; /* of the first push; all ranks must agree on it */
     const struct tly_rule *rule;
+    struct tly_kept
+        *kept; /* borrowed: its part of a shared tensor, from its application until it is complete */
     const struct tly_members *who; /* contributors; where ranks disagree about them, all that anybody names */
     uint32_t opener;               /* the rank whose burden it is; TLY_NO_PEER once all have come */
     uint32_t arrived;              /* slots of contributors that are not SLOT_ABSENT, */
@@ -156,7 +159,7 @@ void tly_progress_landed(struct tly_session *p, struct tly_round *r, const struc
 void tly_progress(struct tly_job *job, struct tly_round *r);
 /* The result is there up to byte `to`. */
 void tly_progress_reached(struct tly_job *job, struct tly_round *r, uint32_t to);
-/* Something has come for which rounds may wait that all their ranks have pushed. */
+/* An offer has come, or a rank has joined or left: look at all rounds that wait. */
 void tly_progress_waiting(struct tly_job *job);
 /* Memory may be there for rounds that wait for it. */
 void tly_progress_all(struct tly_job *job);

@@ -11,6 +11,7 @@
 #include "base/map.h"
 #include "ops/rule.h"
 #include "sum/internal.h"
+#include "sum/kept.h"
 #include "sum/members.h"
 #include "sum/quota.h"
 #include "sum/round.h"
@@ -90,6 +91,8 @@ void tly_store_complete(struct tly_job *job, struct tly_round *r)
     r->mismatch_at = 0;
     job->waiting -= r->waits;
     r->waits = false;
+    if (r->kept)
+        tly_kept_close(r);
     tly_list_remove(&r->node);
 }
 

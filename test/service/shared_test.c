@@ -236,8 +236,9 @@ static int run_leaver(int rank, void *arg)
     CHECK(tally_shared_add(c, "w", &one, NULL, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -ESHUTDOWN);
     CHECK_HOLDS(tally_op_error(op),
-                "rank 1 has left the job without tally_join, and is 1 additions too far behind");
+                "rank 1 has left the job without tally_join, and is 1 addition too far behind");
     tally_op_free(op);
+    CHECK(*read_values(c, "w") == 2); /* the failed one has been applied */
     for (int step = 0; step < 5; step++)
         CHECK(*add(c, "free", &one) == step + 1);
     CHECK(tally_comm_close(c) == 0);
@@ -713,7 +714,8 @@ static void raw_create(void)
     raw_until(&raw.rank[1].results, 1);
 }
 
-/* An addition that comes again is answered, and counts once; one that skips a number is refused. */
+/* An addition that comes again is answered, and counts once.  A rank skips the numbers of operations that it has taken back, and
+ * never returns to a lower one. */
 static void test_numbers(void **state)
 {
     raw_create();
@@ -726,12 +728,37 @@ static void test_numbers(void **state)
     float got;
     memcpy(&got, raw.rank[1].result, sizeof got);
     assert_float_equal(got, 1, 0);
+    raw_settle(1);
     raw_post(1, raw_shared(TALLY_SHARED_ADD, 1, 3), raw_data, BYTES);
+    raw_until(&raw.rank[1].results, 4);
+    raw_settle(1);
+    raw_post(1, raw_shared(TALLY_SHARED_ADD, 1, 2), raw_data, BYTES);
     raw_until(&raw.rank[1].verdicts, 1);
     raw_post(0, raw_shared(TALLY_SHARED_READ, 0, 1), NULL, 0);
     raw_until(&raw.rank[0].results, 2);
     memcpy(&got, raw.rank[0].result, sizeof got);
-    assert_float_equal(got, 1, 0);
+    assert_float_equal(got, 2, 0);
+}
+
+/* While an addition waits for another rank, its rank may not begin the next one: the service would fill up with them. */
+static void test_flood(void **state)
+{
+    struct tly_frame f = raw_shared(TALLY_SHARED_CREATE, 0, 0);
+    f.op = 1;
+    raw_post(0, f, raw_data, BYTES);
+    f = raw_shared(TALLY_SHARED_CREATE, 1, 0);
+    f.op = 1;
+    raw_post(1, f, NULL, 0);
+    raw_until(&raw.rank[0].results, 1);
+    raw_until(&raw.rank[1].results, 1);
+    for (uint32_t round = 1; round <= 4; round++)
+        raw_post(1, raw_shared(TALLY_SHARED_ADD, 1, round), raw_data, BYTES);
+    raw_until(&raw.rank[1].verdicts, 2);
+    assert_int_equal(raw.rank[1].results, 2);
+    /* The other one moves on, and the second addition is answered. */
+    raw_post(0, raw_shared(TALLY_SHARED_ADD, 0, 1), raw_data, BYTES);
+    raw_until(&raw.rank[1].results, 3);
+    assert_int_equal(raw.rank[1].verdicts, 2);
 }
 
 /* Of what was never created, or was created with another size. */
@@ -786,6 +813,7 @@ int main(void)
         cmocka_unit_test(test_drain),
         cmocka_unit_test(test_chaos),
         cmocka_unit_test_setup_teardown(test_numbers, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_flood, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_unknown, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_strange, raw_set_up, raw_tear_down),
     };

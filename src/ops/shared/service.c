@@ -28,7 +28,10 @@ static const char *create_check(const struct tly_frame *f, const struct tly_memb
 {
     bool sums = f->dtype == TALLY_FLOAT32 || f->dtype == TALLY_FLOAT64 || f->dtype == TALLY_INT32 ||
                 f->dtype == TALLY_INT64;
-    return sums && f->length && !f->group && !f->root ? NULL : "a shared tensor of another kind";
+    return sums && f->length && !f->group && !f->root
+               ? NULL
+               : "a create without elements, with a root or group, or of a "
+                 "type other than float32, float64, int32 or int64";
 }
 
 /* All ranks agree: keep the part, or say why not. */
@@ -76,27 +79,32 @@ static uint8_t *shared_place(const struct tly_round *r)
     return r->slots[r->head.rank].data;
 }
 
-static uint32_t shared_behind(const struct tly_job *job, const struct tly_round *r, uint32_t rank)
+static bool shared_adds(const struct tly_round *r)
 {
-    const struct tly_kept *s = tly_kept_find(job, &r->head);
-    return s ? tly_kept_behind(job, s, rank, s->rank[r->head.rank].clock) : 0;
+    return tly_rule_gives(r->rule, &r->head, r->head.rank);
 }
 
-static void shared_apply(struct tly_job *job, struct tly_round *r, struct tly_kept *s)
+/* Only an operation that moves its rank's clock waits. */
+static uint32_t shared_behind(const struct tly_job *job, const struct tly_round *r, uint32_t rank)
 {
-    struct tly_slot *slot = &r->slots[r->head.rank];
+    const struct tly_kept *s = r->kept;
+    return s && (shared_adds(r) || r->head.op) ? tly_kept_behind(job, s, rank, s->rank[r->head.rank].clock)
+                                               : 0;
+}
+
+static void shared_apply(const struct tly_round *r, struct tly_kept *s)
+{
+    const struct tly_slot *slot = &r->slots[r->head.rank];
     struct tly_kept_rank *rank = &s->rank[r->head.rank];
-    bool adds = tly_rule_gives(r->rule, &r->head, r->head.rank);
-    if (adds) {
+    if (shared_adds(r)) {
         const struct tly_reduction sum = {
             .dtype = s->dtype, .op = TALLY_SUM, .divisor = 1, .prescale = 1, .postscale = 1};
         const void *const inputs[] = {s->values, slot->data};
         tly_reduce(&sum, 2, inputs, s->values, s->length / tly_reduce_element_size(s->dtype));
         s->version++;
     }
-    rank->clock += adds || r->head.op;
+    rank->clock += shared_adds(r) || r->head.op;
     rank->last = r->head.round;
-    tly_window_give_back(job, r->head.rank, slot);
 }
 
 /* A rank that is behind and has left will never be nearer. */
@@ -108,7 +116,8 @@ static void shared_look_for_leavers(struct tly_job *job, struct tly_round *r)
         if (!steps)
             continue;
         snprintf(sentence, sizeof sentence,
-                 "rank %u has left the job without tally_join, and is %u additions too far behind", i, steps);
+                 "rank %u has left the job without tally_join, and is %u addition%s too far behind", i, steps,
+                 steps > 1 ? "s" : "");
         tly_verdict_decide(job, r, ESHUTDOWN, sentence);
         return;
     }
@@ -119,16 +128,20 @@ static void shared_tell(struct tly_job *job, struct tly_round *r)
     struct tly_kept *s = tly_kept_find(job, &r->head);
     if (!s || s->length != r->head.length || s->dtype != r->head.dtype) {
         tly_verdict_decide(job, r, EINVAL,
-                           s ? "it was created with another type or size" : "it was not created");
+                           s ? "it was created with another type or size: use another name"
+                             : "it was not created: all ranks call tally_shared_create first");
         return;
     }
-    uint32_t last = s->rank[r->head.rank].last;
-    if (r->head.round > last + 1) {
-        tly_verdict_decide(job, r, EPROTO, "an operation before it never reached its service");
+    const struct tly_kept_rank *rank = &s->rank[r->head.rank];
+    if (r->head.round < rank->last || (r->head.round > rank->last && rank->open)) {
+        tly_verdict_decide(job, r, EPROTO,
+                           "it came out of order, which only a fault in Tally can cause: please report it");
         return;
     }
-    if (r->head.round == last + 1)
-        shared_apply(job, r, s);
+    if (r->head.round > rank->last) /* numbers between them are of operations that it has taken back */
+        shared_apply(r, s);
+    tly_kept_open(s, r);
+    tly_window_give_back(job, r->head.rank, &r->slots[r->head.rank]);
     if (job->left)
         shared_look_for_leavers(job, r);
 }
