@@ -58,7 +58,8 @@ class Job:
             if status == 0:
                 blocking.tally_comm_close(comm)
 
-        status, sentence = call_aside(blocking.tally_comm_open, lines, ctypes.byref(comm), abandoned=close_late)
+        status, sentence = call_aside(_with_context(blocking.tally_comm_open), lines, ctypes.byref(comm),
+                                      abandoned=close_late)
         if status < 0:
             raise failed(status, "init", sentence)
         self.facts = tuple(getattr(lib, "tally_comm_" + name)(comm) for name in (
@@ -119,6 +120,22 @@ class Job:
 
 
 own = Job()  # the one that init() joins
+
+
+def _with_context(function):
+    """The function with this thread's CUDA context, for a call in another thread: the library takes the GPU from it."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)  # without the driver there is no context
+    except OSError:
+        return function
+    context = ctypes.c_void_p()
+    if driver.cuCtxGetCurrent(ctypes.byref(context)) != 0:
+        return function
+
+    def call(*arguments):
+        driver.cuCtxSetCurrent(context)
+        return function(*arguments)
+    return call
 
 
 def _lines(settings):

@@ -949,6 +949,22 @@ EXPORT int cuCtxPopCurrent_v2(void **out)
     return leave(OK);
 }
 
+EXPORT int cuCtxGetCurrent(void **out)
+{
+    ENTER("cuCtxGetCurrent", false);
+    *out = depth ? current[depth - 1] : NULL;
+    return leave(OK);
+}
+
+EXPORT int cuCtxSetCurrent(void *context)
+{
+    ENTER("cuCtxSetCurrent", false);
+    depth -= depth > 0;
+    if (context)
+        current[depth++] = context;
+    return leave(OK);
+}
+
 EXPORT int cuCtxGetDevice(int *device)
 {
     ENTER("cuCtxGetDevice", true);
