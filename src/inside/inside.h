@@ -156,14 +156,14 @@ struct tly_inside {
 /* What a way may use: a mask. */
 enum {
     TLY_MAY_RELAY = 1, /* GPUs pass on what others sent them; else groups are direct */
-    TLY_MAY_WEIGH = 2, /* owners have unequal parts */
+    TLY_MAY_WEIGH = 2, /* balanced shares; else the owners have equal parts */
     TLY_MAY_COPY = 4,  /* x > 0 */
     TLY_MAY_ALL = 7,
 };
 
-/* Chooses among the ways that `may` allows.  The paper's rule where one applies, unless another way is predicted to take 1%
- * less; else the fastest of all bases and shares.  0; -EINVAL for a machine that contradicts itself (a switch above itself, indices, rates that are
- * negative or not finite), -E2BIG for switches more than 8 deep, -ENOMEM. */
+/* Chooses among the ways that `may` allows: that of the paper's rule where one applies, unless another is predicted to take 1%
+ * less; else the fastest of all bases and shares.  -EINVAL: the machine contradicts itself (a switch above itself, indices,
+ * rates that are negative or not finite).  -E2BIG: switches are more than 8 deep.  -ENOMEM. */
 int tly_inside_plan(const struct tly_machine *m, const struct tly_inside_job *job, unsigned may,
                     struct tly_inside *out);
 
