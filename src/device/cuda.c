@@ -301,6 +301,16 @@ static void cuda_destroy(struct tly_device *d)
     free(d);
 }
 
+/* The first of them that are missing, up to a number. */
+static int cuda_create_lanes(struct tly_device *d, int to)
+{
+    int err = 0;
+    for (int i = 0; i < to && !err; i++)
+        if (!d->lane[i])
+            err = WITHIN(d, CALL(d, cuStreamCreate, &d->lane[i], STREAM_NON_BLOCKING));
+    return err;
+}
+
 static int cuda_create(int number, struct tly_device **out)
 {
     struct tly_device *d = calloc(1, sizeof *d);
@@ -311,8 +321,8 @@ static int cuda_create(int number, struct tly_device **out)
     int err = CALL(d, cuDeviceGet, &d->device, number);
     if (!err)
         err = CALL(d, cuDevicePrimaryCtxRetain, &d->context, d->device);
-    for (int i = 0; i < TLY_LANES && !err; i++)
-        err = WITHIN(d, CALL(d, cuStreamCreate, &d->lane[i], STREAM_NON_BLOCKING));
+    if (!err)
+        err = cuda_create_lanes(d, TLY_LANE_GROUP);
     if (err)
         cuda_destroy(d);
     else
@@ -340,6 +350,14 @@ int tly_device_open(int number, struct tly_device **out)
         d->references++;
         *out = d;
     }
+    pthread_mutex_unlock(&devices_lock);
+    return err;
+}
+
+int tly_device_add_lanes(struct tly_device *d)
+{
+    pthread_mutex_lock(&devices_lock);
+    int err = cuda_create_lanes(d, TLY_LANES);
     pthread_mutex_unlock(&devices_lock);
     return err;
 }

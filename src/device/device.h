@@ -42,6 +42,8 @@ int tly_device_current(int *number);
 
 /* A process has one of each GPU, which is closed as often as it was opened.  -ENOTSUP as above. */
 int tly_device_open(int number, struct tly_device **out);
+/* Give the device the lanes from TLY_LANE_GROUP on, which it does not have before.  No work may be given meanwhile. */
+int tly_device_add_lanes(struct tly_device *d);
 /* The last time waits for the work in its lanes.  What it has allocated, registered, mapped or marked must have been given
  * back. */
 void tly_device_close(struct tly_device *d);

@@ -349,6 +349,8 @@ int tly_gpus_offer(struct tly_local *l, uint32_t each, struct tly_gpus_offer *ou
     if (!err)
         err = tly_device_open(number, &g->device);
     if (!err)
+        err = tly_device_add_lanes(g->device);
+    if (!err)
         err = tly_device_alloc(g->device, BUFFER, &g->buffer);
     uint64_t place = 0;
     if (!err)
