@@ -308,7 +308,7 @@ static void comm_greet(tally_comm *c)
     if (c->local_has_all)
         snprintf(media, sizeof media, "%s%s",
                  tly_local_direct(c->local) ? "shared memory" : "shared memory, through copies",
-                 tly_gpus_device(c->local) ? ", GPUs in groups (16-bit sums round once more)" : "");
+                 tly_gpus_device(c->local) ? ", GPUs in groups" : "");
     else
         comm_list_media(c, media, sizeof media);
     snprintf(text, sizeof text,

@@ -88,6 +88,16 @@ struct tly_ask {
 enum { TLY_ABLE = 1, TLY_DIRECT = 2, TLY_UNABLE = 4 }; /* control.state */
 enum { TLY_WAKE_THREAD = 1, TLY_WAKE_WAITERS = 2 };    /* control.wanted, as a futex's bits */
 
+/* Of GPUs that sum in groups (gpus.h).  Other ranks read it after its owner has closed. */
+enum { TLY_GPUS_LISTED = 64 };
+enum { TLY_GPUS_STOPPED = 1, TLY_GPUS_LEFT = 2 };
+struct tly_gpus_control {
+    _Alignas(64) _Atomic uint32_t end; /* STOPPED: reads no result any more; LEFT: maps no buffer any more */
+    _Atomic uint64_t taken;            /* operations of the list of which this rank has posted all pieces */
+    _Atomic uint64_t listed;        /* rank 0's: how many operations there are in the list, ever; release */
+    uint64_t list[TLY_GPUS_LISTED]; /* names of rounds */
+};
+
 /* Written by its owner, but for the bell, the work entries, the doubts and what others ask. */
 struct tly_control {
     _Alignas(64) _Atomic uint32_t wanted; /* whom to wake when something has changed; 0: somebody looks */
@@ -113,6 +123,7 @@ struct tly_control {
         _Alignas(
             64) _Atomic uint64_t at; /* what has been read of that rank's ring, or a little less; release */
     } read[TLY_LOCAL_RANKS];
+    struct tly_gpus_control gpus;
     /* In the pool a round uses the entry of its first place for its chunks, and each rank's for `window` and the mark that the
      * rank has given up.  Else each rank uses its own. */
     struct tly_work work[TLY_WORKS];

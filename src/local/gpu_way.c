@@ -1,7 +1,7 @@
 /* gpu_way.c - the way of reductions whose tensors are on GPUs that sum in groups (gpus.h).
  *
- * Rank 0 lists the operations in the order in which it begins them.  Each rank posts an operation's pieces once it is listed and
- * begun here, and counts the pieces whose result is in its tensor in its own work entry.
+ * Rank 0 lists the operations in the order in which it begins them.  Each rank posts the pieces of an operation
+ * that is listed and has begun there.  Its own work entry counts the pieces whose result is in its tensor.
  *
  * All under the engine's lock. */
 #include "local/gpus.h"
@@ -22,8 +22,8 @@ static enum tly_local_begun gpu_way_begin(struct tly_local *l, struct tly_local_
 {
     r->work = tly_work_entry(l, r, l->me);
     r->gen = r->posts[l->me].gen;
-    r->chunk_bytes = TLY_GPUS_SLOT;
-    r->chunks = (uint32_t)((r->op->bytes + TLY_GPUS_SLOT - 1) / TLY_GPUS_SLOT);
+    r->chunk_bytes = tly_gpus_piece_bytes(l, r->op->dtype);
+    r->chunks = (uint32_t)((r->op->bytes + r->chunk_bytes - 1) / r->chunk_bytes);
     return TLY_BEGUN;
 }
 
@@ -42,13 +42,13 @@ static struct tly_local_round *gpu_way_unlisted(const struct tly_local *l)
 /* Rank 0: put a round into the list. */
 static bool gpu_way_list(struct tly_local *l)
 {
-    struct tly_gpus_shared *own = tly_gpus_shared_of(l, 0);
+    struct tly_gpus_control *own = &l->at[0].control->gpus;
     uint64_t listed = atomic_load_explicit(&own->listed, memory_order_relaxed);
     struct tly_local_round *r = l->me ? NULL : gpu_way_unlisted(l);
     if (!r)
         return false;
     for (uint32_t i = 0; i < l->count; i++)
-        if (listed - atomic_load_explicit(&tly_gpus_shared_of(l, i)->taken, memory_order_acquire) ==
+        if (listed - atomic_load_explicit(&l->at[i].control->gpus.taken, memory_order_acquire) ==
             TLY_GPUS_LISTED)
             return false;
     own->list[listed % TLY_GPUS_LISTED] = r->id;
@@ -61,7 +61,7 @@ static bool gpu_way_list(struct tly_local *l)
 /* The round whose pieces are posted next.  NULL: none is listed, or it has not begun here. */
 static struct tly_local_round *gpu_way_next(const struct tly_local *l, uint64_t taken)
 {
-    const struct tly_gpus_shared *first = tly_gpus_shared_of(l, 0);
+    const struct tly_gpus_control *first = &l->at[0].control->gpus;
     if (atomic_load_explicit(&first->listed, memory_order_acquire) == taken)
         return NULL;
     struct tly_local_round *r = tly_map_get(&l->rounds, first->list[taken % TLY_GPUS_LISTED]);
@@ -70,7 +70,7 @@ static struct tly_local_round *gpu_way_next(const struct tly_local *l, uint64_t 
 
 static bool gpu_way_post(struct tly_local *l)
 {
-    struct tly_gpus_shared *own = tly_gpus_shared_of(l, l->me);
+    struct tly_gpus_control *own = &l->own->gpus;
     struct tly_local_round *r;
     bool any = false;
     for (uint64_t taken = own->taken; (r = gpu_way_next(l, taken)) != NULL;) {
@@ -105,7 +105,8 @@ static bool gpu_way_can_step(const struct tly_local *l, const struct tly_local_r
 
 static bool gpu_way_give_up(struct tly_local *l, const struct tly_local_round *r)
 {
-    tly_gpus_stop(l);
+    if (r->work) /* else it has no pieces, and others go on */
+        tly_gpus_stop(l);
     return true;
 }
 

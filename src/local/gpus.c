@@ -20,8 +20,10 @@
 #include "local/work.h"
 
 enum {
-    UNDER_WAY = 4,   /* steps of a kind */
-    LEAVE_MS = 1000, /* longest wait for ranks that still map this rank's buffer */
+    UNDER_WAY = 4,     /* steps of a kind */
+    SETTLE_MS = 10000, /* longest wait for ranks without the results of this rank's pieces */
+    LEAVE_MS = 1000,   /* the same for ranks that still map this rank's buffer */
+    BLOCK = 16 << 10,  /* bytes of a result that the host sums at once */
     BUFFER = TLY_ORDER_SLOTS * TLY_GPUS_SLOT,
     HEAD = (sizeof(struct tly_gpus_shared) + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE,
 };
@@ -77,9 +79,15 @@ static uint8_t *gpus_staging(struct tly_gpus_shared *s, uint64_t piece)
     return (uint8_t *)s + HEAD + gpus_slot(piece) * TLY_GPUS_SLOT;
 }
 
-struct tly_gpus_shared *tly_gpus_shared_of(const struct tly_local *l, uint32_t rank)
+static bool gpus_is_half(int dtype)
 {
-    return l->gpus->of[rank];
+    return dtype == TALLY_FLOAT16 || dtype == TALLY_BFLOAT16;
+}
+
+/* A group's sum of 16-bit floats is in float32. */
+uint32_t tly_gpus_piece_bytes(const struct tly_local *l, int dtype)
+{
+    return l->gpus->groups > 1 && gpus_is_half(dtype) ? TLY_GPUS_SLOT / 2 : TLY_GPUS_SLOT;
 }
 
 const struct tly_device *tly_gpus_device(const struct tly_local *l)
@@ -120,10 +128,7 @@ static int gpus_give(struct tly_gpus *g, enum tly_order_step step, uint64_t n, s
                    : tly_device_copy(g->device, lane, slot, (const uint8_t *)op->input + p->at, p->bytes,
                                      mark);
     case TLY_STEP_SUM:
-        if (g->groups > 1) { /* the host divides, and applies the second factor */
-            how.op = TALLY_SUM;
-            how.postscale = 1;
-        }
+        how.to_partial = g->groups > 1;
         for (uint32_t i = 0; i < g->each; i++)
             in[i] = gpus_in_buffer(g->mapped[i], n);
         return tly_device_sum(g->device, lane, &how, (int)g->each, in, g->groups > 1 ? staged : slot,
@@ -236,24 +241,28 @@ static bool gpus_all_summed(const struct tly_gpus *g, uint64_t n)
     return all;
 }
 
-/* Into the owners' staging. */
+/* Into the owners' staging, over the groups' sums: a result is no longer than those. */
 static void gpus_sum_on_host(struct tly_gpus *g, uint64_t n)
 {
     const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
+    const uint32_t wider = gpus_is_half(p->op->dtype) ? 2 : 1;
     struct tly_reduction how = tly_work_how(g->local, p->op);
-    const void *in[TLY_LOCAL_RANKS];
-    uint8_t *to = gpus_staging(g->own, n);
-    how.prescale = 1;
-    for (uint32_t i = 0; i < g->groups; i++)
-        in[i] = gpus_staging(g->of[gpus_owner(g, i, n)], n);
-    tly_reduce(&how, (int)g->groups, in, to, p->bytes / tly_reduce_element_size(p->op->dtype));
-    for (uint32_t i = 1; i < g->groups; i++)
-        memcpy(gpus_staging(g->of[gpus_owner(g, i, n)], n), to, p->bytes);
+    _Alignas(64) uint8_t sum[BLOCK];
+    how.from_partials = true;
+    for (uint32_t at = 0; at < p->bytes; at += BLOCK) {
+        uint32_t bytes = p->bytes - at < BLOCK ? p->bytes - at : BLOCK;
+        const void *in[TLY_LOCAL_RANKS];
+        for (uint32_t i = 0; i < g->groups; i++)
+            in[i] = gpus_staging(g->of[gpus_owner(g, i, n)], n) + (size_t)at * wider;
+        tly_reduce(&how, (int)g->groups, in, sum, bytes / tly_reduce_element_size(p->op->dtype));
+        for (uint32_t i = 0; i < g->groups; i++)
+            memcpy(gpus_staging(g->of[gpus_owner(g, i, n)], n) + at, sum, bytes);
+    }
     atomic_store_explicit(&g->own->hosted[gpus_slot(n)], n + 1, memory_order_release);
     tly_local_tell(g->local);
 }
 
-/* Of the pieces that this rank owns. */
+/* Sum over groups, or see that sum, for each piece that this rank owns.  True: a result is there. */
 static bool gpus_look_on_host(struct tly_gpus *g)
 {
     bool any = false;
@@ -304,19 +313,26 @@ bool tly_gpus_advance(struct tly_local *l)
 
 /* --- the start ----------------------------------------------------------------------------------------------- */
 
+/* One group stages nothing but the nonce. */
+static size_t gpus_shared_bytes(const struct tly_gpus *g)
+{
+    return HEAD + (g->groups > 1 ? (size_t)BUFFER : TLY_PAGE);
+}
+
 /* The head and the staging; every rank of the machine reads it. */
 static int gpus_make_shared(struct tly_gpus *g, uint64_t *place)
 {
+    const size_t bytes = gpus_shared_bytes(g);
     void *memory;
-    int err = tly_pool_alloc(g->local->segment, HEAD + BUFFER, &memory);
+    int err = tly_pool_alloc(g->local->segment, bytes, &memory);
     if (err)
         return err;
     g->own = memory;
-    *place = tly_segment_place(g->local->segment, memory, HEAD + BUFFER);
+    *place = tly_segment_place(g->local->segment, memory, bytes);
     if (!*place)
         return tly_fail(ENOMEM, "no shared memory for the sums of GPUs");
     memset(memory, 0, HEAD);
-    err = tly_device_register(g->device, memory, HEAD + BUFFER);
+    err = tly_device_register(g->device, memory, bytes);
     g->registered = !err;
     return err;
 }
@@ -383,12 +399,12 @@ static int gpus_map(struct tly_gpus *g, uint32_t place, const struct tly_gpus_of
 int tly_gpus_accept(struct tly_local *l, const struct tly_gpus_offer offers[])
 {
     struct tly_gpus *g = l->gpus;
+    const size_t bytes = gpus_shared_bytes(g);
     int err = 0;
     for (uint32_t i = 0; i < l->count; i++) {
         uint64_t place = offers[i].place;
-        if (!place || place % TLY_PAGE || l->at[i].bytes < HEAD + BUFFER ||
-            place > l->at[i].bytes - HEAD - BUFFER)
-            return tly_fail(ENOTSUP, "rank %u cannot sum on a GPU", tly_local_number(l, i));
+        if (place % TLY_PAGE || l->at[i].bytes < bytes || place > l->at[i].bytes - bytes)
+            return tly_fail(EPROTO, "rank %u shows memory that it does not have", tly_local_number(l, i));
         g->of[i] = (struct tly_gpus_shared *)(l->at[i].base + place);
     }
     for (uint32_t i = 0; i < g->each && !err; i++)
@@ -426,26 +442,60 @@ void tly_gpus_stop(struct tly_local *l)
     g->stopped = true;
     while (g->lane[TLY_STEP_OUT].count)
         pthread_cond_wait(&g->changed, &g->lock);
+    if (!atomic_load(&l->own->gpus.end))
+        atomic_store(&l->own->gpus.end, TLY_GPUS_STOPPED);
     pthread_mutex_unlock(&g->lock);
 }
 
-/* Do the others of the group map this rank's buffer no longer? */
+static bool gpus_has_ended(const struct tly_gpus *g, uint32_t rank, uint32_t end)
+{
+    const struct tly_local *l = g->local;
+    return rank == l->me || atomic_load(&l->at[rank].control->gpus.end) >= end ||
+           tly_process_has_died(l->at[rank].pidfd);
+}
+
+static bool gpus_has_taken(const struct tly_gpus *g, uint32_t rank, enum tly_order_step step, uint64_t n)
+{
+    return atomic_load_explicit(&g->of[rank]->board.ended[step][gpus_slot(n)], memory_order_acquire) > n ||
+           gpus_has_ended(g, rank, TLY_GPUS_STOPPED);
+}
+
+/* Do the others need nothing more of the pieces that this rank owns?  Then its group has the results, and so have the owners in the
+ * other groups. */
+static bool gpus_are_settled(const struct tly_gpus *g)
+{
+    bool all = true;
+    for (uint64_t n = g->order.oldest; n < g->order.posted; n++) {
+        if (g->piece[gpus_slot(n)].owner != g->order.me)
+            continue;
+        for (uint32_t i = 0; i < g->each; i++)
+            all &= gpus_has_taken(g, g->group * g->each + i, TLY_STEP_OUT, n);
+        for (uint32_t i = 0; i < g->groups; i++)
+            all &= gpus_has_taken(g, gpus_owner(g, i, n), TLY_STEP_BACK, n);
+    }
+    return all;
+}
+
+/* Has every other rank of the group unmapped this rank's buffer? */
 static bool gpus_all_left(const struct tly_gpus *g)
 {
     bool all = true;
-    for (uint32_t i = 0; i < g->each && all; i++) {
-        uint32_t rank = g->group * g->each + i;
-        const struct tly_gpus_shared *s = g->of[rank];
-        all = rank == g->local->me || !s || atomic_load(&s->left) ||
-              tly_process_has_died(g->local->at[rank].pidfd);
-    }
+    for (uint32_t i = 0; i < g->each; i++)
+        all &= gpus_has_ended(g, g->group * g->each + i, TLY_GPUS_LEFT);
     return all;
+}
+
+static bool gpus_await(const struct tly_gpus *g, bool (*is)(const struct tly_gpus *g), int64_t ms)
+{
+    int64_t until = tly_now() + ms * TLY_MS;
+    while (!is(g) && tly_now() < until)
+        poll(NULL, 0, 1);
+    return is(g);
 }
 
 void tly_gpus_close(struct tly_local *l)
 {
     struct tly_gpus *g = l->gpus;
-    int64_t until = tly_now() + LEAVE_MS * TLY_MS;
     if (!g)
         return;
     tly_gpus_stop(l);
@@ -459,19 +509,19 @@ void tly_gpus_close(struct tly_local *l)
     for (uint32_t i = 0; i < g->each; i++)
         if (g->mapped[i] && g->mapped[i] != g->buffer)
             tly_device_unmap(g->device, g->mapped[i]);
-    if (g->own)
-        atomic_store(&g->own->left, 1);
-    while (!gpus_all_left(g) && tly_now() < until)
-        poll(NULL, 0, 1);
-    if (g->buffer && gpus_all_left(g))
+    atomic_store(&l->own->gpus.end, TLY_GPUS_LEFT);
+    bool settled = gpus_await(g, gpus_are_settled, SETTLE_MS), left = gpus_await(g, gpus_all_left, LEAVE_MS);
+    if (g->buffer && settled && left)
         tly_device_free(g->device, g->buffer);
     if (g->registered)
         tly_device_unregister(g->device, g->own);
-    if (g->own)
+    if (g->own && settled)
         tly_pool_free(g->own);
     tly_device_close(g->device);
+    pthread_mutex_lock(&l->lock); /* the job may be failing just now */
+    l->gpus = NULL;
+    pthread_mutex_unlock(&l->lock);
     pthread_cond_destroy(&g->changed);
     pthread_mutex_destroy(&g->lock);
     free(g);
-    l->gpus = NULL;
 }

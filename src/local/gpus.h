@@ -19,18 +19,13 @@
 enum {
     TLY_GPUS_SLOT = 256 << 10, /* most bytes of a piece */
     TLY_GPUS_EACH = TLY_DEVICE_INPUTS,
-    TLY_GPUS_LISTED = 64,
 };
 
-/* In the rank's pool. */
+/* At the head of a rank's staging, in its pool. */
 struct tly_gpus_shared {
     struct tly_order_board board;
     /* 1 + the last piece of this slot whose sum over groups this rank has made; release */
     _Alignas(64) _Atomic uint64_t hosted[TLY_ORDER_SLOTS];
-    _Atomic uint64_t taken;         /* operations of the list of which this rank has posted all pieces */
-    _Atomic uint64_t listed;        /* rank 0's: how many operations there are in the list, ever; release */
-    uint64_t list[TLY_GPUS_LISTED]; /* names of rounds */
-    _Atomic uint32_t left;          /* it maps no other rank's buffer any more */
 };
 
 /* A piece that this rank posts. */
@@ -43,12 +38,12 @@ struct tly_gpus_piece {
 
 struct tly_gpus;
 
-/* --- the start: all ranks of the machine call these, one behind the other ------------------------------------ */
+/* --- the start: all ranks of the machine call these in this order ------------------------------------------- */
 
 /* What a rank shows the others. */
 struct tly_gpus_offer {
     uint64_t place; /* of its struct tly_gpus_shared, in its segment; 0: it has no GPU, or no memory */
-    uint64_t nonce; /* that its buffer begins with */
+    uint64_t nonce; /* at the beginning of its buffer */
     struct tly_device_ticket ticket;
 };
 
@@ -67,15 +62,16 @@ const struct tly_device *tly_gpus_device(const struct tly_local *l);
 bool tly_gpus_post(struct tly_local *l, const struct tly_gpus_piece *p);
 /* Begin what can be begun.  True: something was. */
 bool tly_gpus_advance(struct tly_local *l);
-/* What a rank shows; rank 0 writes the list. */
-struct tly_gpus_shared *tly_gpus_shared_of(const struct tly_local *l, uint32_t rank);
+/* Most bytes of a piece of this type: its sum must fit into a slot. */
+uint32_t tly_gpus_piece_bytes(const struct tly_local *l, int dtype);
 
-/* --- the end; from any thread ----------------------------------------------------------------------------------------------- */
+/* --- the end; from any thread -------------------------------------------------------------------------------- */
 
 /* Begin nothing more.  When this returns, this rank's GPU writes to no tensor; it may read inputs for as long as their streams
  * have work from before. */
 void tly_gpus_stop(struct tly_local *l);
-/* Give everything back.  A buffer that another rank still maps stays with the process. */
+/* Wait until the other ranks have the results of this rank's pieces, then give everything back.  Memory that another rank may still
+ * use stays with the process. */
 void tly_gpus_close(struct tly_local *l);
 
 #endif

@@ -2,10 +2,12 @@
  * goes wrong at the start, midway and at the end. */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "inside/inside.h"
 #include "test/device/application.h"
@@ -86,17 +88,20 @@ static void all_peers(char *words, size_t size, int gpus)
 
 /* --- bits ------------------------------------------------------------------------------------------------- */
 
-enum { TENSORS = 7 };
+enum { TENSORS = 14 };
 static const struct {
     enum tally_dtype dtype;
     size_t count, size;
     enum tally_reduction op;
     double prescale, postscale;
 } kinds[TENSORS] = {
-    {TALLY_FLOAT32, 300000, 4, TALLY_SUM, 1, 1},    {TALLY_FLOAT64, 70001, 8, TALLY_AVERAGE, 1, 1},
-    {TALLY_INT32, 17, 4, TALLY_SUM, 1, 1},          {TALLY_FLOAT32, 1, 4, TALLY_AVERAGE, 0.3, 0.7},
-    {TALLY_INT64, 200000, 8, TALLY_SUM, 1, 1},      {TALLY_FLOAT32, 4000, 4, TALLY_MAX, 1, 1},
-    {TALLY_COMPLEX64, 40000, 8, TALLY_SUM, 1, 0.5},
+    {TALLY_FLOAT32, 300000, 4, TALLY_SUM, 1, 1},     {TALLY_FLOAT64, 70001, 8, TALLY_AVERAGE, 1, 1},
+    {TALLY_INT32, 17, 4, TALLY_SUM, 1, 1},           {TALLY_FLOAT32, 1, 4, TALLY_AVERAGE, 0.3, 0.7},
+    {TALLY_INT64, 200000, 8, TALLY_SUM, 1, 1},       {TALLY_FLOAT32, 4000, 4, TALLY_MAX, 1, 1},
+    {TALLY_COMPLEX64, 40000, 8, TALLY_SUM, 1, 0.5},  {TALLY_FLOAT16, 200001, 2, TALLY_AVERAGE, 1, 1},
+    {TALLY_BFLOAT16, 150000, 2, TALLY_SUM, 1, 1},    {TALLY_FLOAT16, 4001, 2, TALLY_SUM, 0.3, 3},
+    {TALLY_UINT64, 1000, 8, TALLY_AVERAGE, 1, 1},    {TALLY_UINT8, 1001, 1, TALLY_AVERAGE, -1.5, 0.3},
+    {TALLY_INT64, 1001, 8, TALLY_AVERAGE, 1e300, 1}, {TALLY_INT16, 300003, 2, TALLY_AVERAGE, 1, 1},
 };
 
 struct plan {
@@ -181,6 +186,83 @@ static void several_groups(void **state)
 {
     run(4, "TALLY_GPU_GROUP=2", true);
     run(6, "TALLY_GPU_GROUP=2", true);
+}
+
+/* The sum of all is more than float16 holds, and the average is not. */
+static int average_large(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    tally_comm *c = job_open();
+    struct tally_options o = on_gpu(&g);
+    make(&x, 64);
+    for (int i = 0; i < 32; i++)
+        memcpy(x.host + 2 * i, &(uint16_t){0x78e2}, 2); /* 40000 */
+    upload(&g, &x);
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 32, TALLY_FLOAT16, TALLY_AVERAGE, &o, &op) == 0);
+    job_expect(op, 0);
+    CHECK(memcmp(fake_cuda_data(x.device), x.host, x.bytes) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void averages_do_not_overflow(void **state)
+{
+    struct job j = {
+        .ranks = 4, .machine = together, .main = average_large, .settings = {"TALLY_GPU_GROUP=2"}};
+    job_run(&j);
+}
+
+/* A long tensor amid many short ones, each rank in an order of its own. */
+static int sum_many(int rank, void *arg)
+{
+    enum { MANY = 150 };
+    struct gpu g;
+    struct tensor x, y[MANY];
+    tally_op *op[MANY + 1];
+    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    tally_comm *c = job_open();
+    struct tally_options o = on_gpu(&g);
+    make(&x, 20000003);
+    for (int i = 0; i < MANY; i++)
+        make(&y[i], 4096u * (unsigned)(1 + i % 90) - 4u * (unsigned)(i % 3));
+    memset(x.host, 1 + rank, x.bytes);
+    upload(&g, &x);
+    for (int k = 0; k < MANY; k++) {
+        int i = (k * 7 + rank * 31) % MANY;
+        char name[16];
+        snprintf(name, sizeof name, "y%d", i);
+        memset(y[i].host, 1 + rank + i % 10, y[i].bytes);
+        upload(&g, &y[i]);
+        CHECK(tally_push_pull(c, name, y[i].device, y[i].device, y[i].bytes, TALLY_UINT8, TALLY_SUM, &o,
+                              &op[i]) == 0);
+        if (k == MANY / 2)
+            CHECK(tally_push_pull(c, "x", x.device, x.device, x.bytes, TALLY_UINT8, TALLY_SUM, &o,
+                                  &op[MANY]) == 0);
+    }
+    for (int i = 0; i <= MANY; i++) {
+        const struct tensor *t = i < MANY ? &y[i] : &x;
+        const uint8_t sum = (uint8_t)(i < MANY ? 10 + 4 * (i % 10) : 10);
+        job_expect(op[i], 0);
+        const uint8_t *data = fake_cuda_data(t->device);
+        CHECK(data[0] == sum && memcmp(data, data + 1, t->bytes - 1) == 0);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    unmake(&x);
+    for (int i = 0; i < MANY; i++)
+        unmake(&y[i]);
+    close_gpu(&g);
+    return 0;
+}
+
+static void many_in_other_orders(void **state)
+{
+    struct job j = {.ranks = 4, .machine = together, .main = sum_many, .settings = {"TALLY_GPU_GROUP=2"}};
+    job_run(&j);
 }
 
 /* --- bytes ------------------------------------------------------------------------------------------------ */
@@ -382,15 +464,16 @@ static void the_host_sums_where_gpus_cannot(void **state)
     const char *peers = "gpus=4 peers=0:1 peers=2:3", *none = "gpus=4";
     refused(&(struct fault){.words = {none, none, none, none}}, "cuIpcOpenMemHandle failed: ");
     refused(&(struct fault){.words = {peers, peers, peers, peers}, .no_context = true},
-            "rank 1 cannot sum on a GPU");
+            "rank 1: CUDA: cuCtxGetDevice failed: ");
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
         for (int at = 0; at < 4; at += 3) {
-            char words[128], call[32];
+            char words[128], call[64];
             struct fault f = {.words = {peers, peers, peers, peers}};
             snprintf(words, sizeof words, "%s fail=%s", peers, calls[i]);
             f.words[at] = words;
-            snprintf(call, sizeof call, "%.*s", (int)strcspn(calls[i], ":"), calls[i]);
-            refused(&f, at == 0 ? call : "cannot");
+            snprintf(call, sizeof call, "rank %d: GPU %d: %.*s failed: ", at, at, (int)strcspn(calls[i], ":"),
+                     calls[i]);
+            refused(&f, call);
         }
 }
 
@@ -415,6 +498,7 @@ static void jobs_without_groups(void **state)
         job_start(&j);
         job_finish(&j);
         job_log_holds(&j, 0, "GPUs do not sum in groups of ");
+        job_log_lacks(&j, 0, "GPUs in groups");
         job_clear(&j);
     }
 }
@@ -469,16 +553,18 @@ static int cancel(int rank, void *arg)
             struct tally_options o = on_gpu(&g);
             CHECK(cuStreamSynchronize(g.stream) == 0); /* what was cancelled has not waited for it */
             for (int t = 0; t < 2; t++) {
-                memset(x[t].host, 0, x[t].bytes);
+                memset(x[t].host, 1 + rank, x[t].bytes);
                 upload(&g, &x[t]);
-                CHECK(tally_push_pull(c, t ? "b" : "a", x[t].device, x[t].device, x[t].bytes / 4,
-                                      TALLY_FLOAT32, TALLY_SUM, &o, &op[t]) == 0);
+                CHECK(tally_push_pull(c, t ? "b" : "a", x[t].device, x[t].device, x[t].bytes, TALLY_UINT8,
+                                      TALLY_SUM, &o, &op[t]) == 0);
             }
             if (rank == step % 2)
                 CHECK(tally_op_cancel(op[1], "no more") == 0);
             for (int t = 0; t < 2; t++) {
                 int err = tally_op_wait(op[t], -1);
+                const uint8_t *data = fake_cuda_data(x[t].device);
                 CHECK(err == 0 || (t == 1 && err == -ECANCELED));
+                CHECK(err || (data[0] == 10 && memcmp(data, data + 1, x[t].bytes - 1) == 0));
                 tally_op_free(op[t]);
             }
             job_barrier(c);
@@ -526,6 +612,99 @@ static int join(int rank, void *arg)
 static void a_rank_joins(void **state)
 {
     struct job j = {.ranks = 4, .machine = together, .main = join, .settings = {"TALLY_GPU_GROUP=2"}};
+    job_run(&j);
+}
+
+/* --- ranks that leave -------------------------------------------------------------------------------------- */
+
+static void nap(int ms)
+{
+    struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    nanosleep(&time, NULL);
+}
+
+struct release {
+    int ms;
+    void *stream;
+};
+
+static void *release(void *arg)
+{
+    const struct release *r = arg;
+    nap(r->ms);
+    fake_cuda_hold(r->stream, 0);
+    return NULL;
+}
+
+/* Rank 1 ends "a" and closes.  Rank 0 copies its result later than that, and begins "b" in vain. */
+static int close_early(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x[2];
+    tally_op *op[2];
+    pthread_t thread;
+    open_gpu(&g, rank, "gpus=2 peers=0:1");
+    tally_comm *c = job_open();
+    for (int t = 0; t < 2; t++)
+        make(&x[t], 8 * SLOT);
+    struct tally_options o = on_gpu(&g);
+    struct release when = {.ms = rank ? 600 : 3000, .stream = rank ? g.stream : NULL};
+    memset(x[0].host, 1 + rank, x[0].bytes);
+    if (rank)
+        fake_cuda_hold(g.stream, 1);
+    upload(&g, &x[0]);
+    job_barrier(c);
+    for (int t = 0; t < 2 - rank; t++)
+        CHECK(tally_push_pull(c, t ? "b" : "a", x[t].device, x[t].device, x[t].bytes, TALLY_UINT8, TALLY_SUM,
+                              &o, &op[t]) == 0);
+    if (!rank) {
+        nap(300); /* its input is in its buffer */
+        fake_cuda_hold(NULL, 1);
+    }
+    CHECK(pthread_create(&thread, NULL, release, &when) == 0);
+    CHECK(tally_op_wait(op[0], 20000) == 0);
+    const uint8_t *data = fake_cuda_data(x[0].device);
+    CHECK(data[0] == 3 && memcmp(data, data + 1, x[0].bytes - 1) == 0);
+    tally_op_free(op[0]);
+    if (!rank) {
+        CHECK(tally_op_wait(op[1], 20000) == -ESHUTDOWN);
+        CHECK_HOLDS(tally_error(), "rank 1 has left the job");
+        tally_op_free(op[1]);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    for (int t = 0; t < 2; t++)
+        unmake(&x[t]);
+    close_gpu(&g);
+    return 0;
+}
+
+static void a_rank_closes_early(void **state)
+{
+    struct job j = {.ranks = 2, .machine = together, .main = close_early, .settings = {"TALLY_GPU_GROUP=2"}};
+    job_run(&j);
+}
+
+/* Rank 0 closes 3 s behind rank 1, and keeps nothing. */
+static int close_late(int rank, void *arg)
+{
+    struct gpu g;
+    open_gpu(&g, rank, "gpus=2 peers=0:1");
+    for (int turn = 0; turn < 2; turn++) {
+        tally_comm *c = job_open();
+        job_barrier(c);
+        if (!rank)
+            nap(3000);
+        CHECK(tally_comm_close(c) == 0);
+    }
+    if (!rank)
+        close_gpu(&g);
+    return 0;
+}
+
+static void a_rank_closes_late(void **state)
+{
+    struct job j = {.ranks = 2, .machine = together, .main = close_late, .settings = {"TALLY_GPU_GROUP=2"}};
     job_run(&j);
 }
 
@@ -605,12 +784,16 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_group),
         cmocka_unit_test(several_groups),
+        cmocka_unit_test(averages_do_not_overflow),
+        cmocka_unit_test(many_in_other_orders),
         cmocka_unit_test(bytes_are_those_of_the_plan),
         cmocka_unit_test(the_host_sums_where_gpus_cannot),
         cmocka_unit_test(jobs_without_groups),
         cmocka_unit_test(tensors_on_the_host_of_some_ranks),
         cmocka_unit_test(operations_are_cancelled),
         cmocka_unit_test(a_rank_joins),
+        cmocka_unit_test(a_rank_closes_early),
+        cmocka_unit_test(a_rank_closes_late),
         cmocka_unit_test(a_rank_is_killed_at_each_step),
         cmocka_unit_test(the_driver_fails_midway),
     };

@@ -11,12 +11,17 @@
 #include "comm/comm.h"
 #include "local/gpus.h"
 
-/* The ranks' answers, one behind the other: a collective operation. */
-static int gpus_exchange(tally_comm *c, const struct tly_gpus_offer *own, struct tly_gpus_offer *all)
+/* A rank's answer. */
+struct gpus_answer {
+    bool can;
+    char why[TLY_SENTENCE]; /* why not; "": because another rank cannot */
+};
+
+/* All ranks' `bytes`, one behind the other in `all`: a collective operation. */
+static int gpus_exchange(tally_comm *c, const char *name, const void *own, void *all, size_t bytes)
 {
     tally_op *op;
-    int err =
-        tally_allgather_into(c, "what GPUs show each other", own, all, sizeof *own, TALLY_UINT8, NULL, &op);
+    int err = tally_allgather_into(c, name, own, all, bytes, TALLY_UINT8, NULL, &op);
     if (err)
         return err;
     err = tally_op_wait(op, -1);
@@ -24,64 +29,79 @@ static int gpus_exchange(tally_comm *c, const struct tly_gpus_offer *own, struct
     return err;
 }
 
-static int gpus_all_can(tally_comm *c, bool *can)
+static bool gpus_all_offer(const tally_comm *c, const struct tly_gpus_offer *all)
 {
-    uint8_t own = *can, all = 0;
-    tally_op *op;
-    int err =
-        tally_push_pull(c, "all GPUs reach each other", &own, &all, 1, TALLY_UINT8, TALLY_MIN, NULL, &op);
-    if (err)
-        return err;
-    err = tally_op_wait(op, -1);
-    tally_op_free(op);
-    *can = all;
-    return err;
+    bool offer = true;
+    for (int i = 0; i < c->size; i++)
+        offer &= all[i].place != 0;
+    return offer;
 }
 
-/* -errno: the job fails.  *can: this rank is ready, or tly_error() says why not. */
-static int gpus_try(tally_comm *c, uint32_t each, bool *can)
+/* -errno: the job fails. */
+static int gpus_try(tally_comm *c, uint32_t each, struct tly_gpus_offer *all, struct gpus_answer *out)
 {
-    struct tly_gpus_offer own, *all = calloc((size_t)c->size, sizeof *all);
-    char why[TLY_SENTENCE];
-    if (!all)
-        return tly_fail(ENOMEM, "out of memory");
-    *can = tly_gpus_offer(c->local, each, &own) == 0;
-    snprintf(why, sizeof why, "%s", tly_error());
-    int err = gpus_exchange(c, &own, all);
-    if (!err && *can) {
-        *can = tly_gpus_accept(c->local, all) == 0;
-        snprintf(why, sizeof why, "%s", tly_error());
+    struct tly_gpus_offer own = {0};
+    *out = (struct gpus_answer){.can = tly_gpus_offer(c->local, each, &own) == 0};
+    if (!out->can)
+        snprintf(out->why, sizeof out->why, "%s", tly_error());
+    int err = gpus_exchange(c, "what GPUs show each other", &own, all, sizeof own);
+    if (err || !out->can)
+        return err;
+    out->can = gpus_all_offer(c, all);
+    if (out->can && tly_gpus_accept(c->local, all) != 0) {
+        out->can = false;
+        snprintf(out->why, sizeof out->why, "%s", tly_error());
     }
-    free(all);
-    if (!err && !*can)
-        tly_fail(ENOTSUP, "%s", why);
-    return err;
+    return 0;
+}
+
+/* Rank 0 says why not. */
+static bool gpus_all_can(const tally_comm *c, uint32_t each, const struct gpus_answer *all)
+{
+    int refuses = 0;
+    bool can = true;
+    for (int i = c->size - 1; i >= 0; i--) {
+        can &= all[i].can;
+        if (all[i].why[0])
+            refuses = i;
+    }
+    if (!can && c->rank == 0)
+        tly_log(TALLY_LOG_WARNING, "comm", "GPUs do not sum in groups of %u, and the host sums: rank %d: %s",
+                each, refuses, all[refuses].why);
+    return can;
+}
+
+static int gpus_agree(tally_comm *c, uint32_t each, struct tly_gpus_offer *offers,
+                      struct gpus_answer *answers)
+{
+    struct gpus_answer own;
+    int err = gpus_try(c, each, offers, &own);
+    if (!err)
+        err = gpus_exchange(c, "whether GPUs reach each other", &own, answers, sizeof own);
+    if (err)
+        return err;
+    if (gpus_all_can(c, each, answers))
+        return tly_gpus_begin(c->local);
+    tly_gpus_close(c->local);
+    return 0;
 }
 
 int tly_gpus_agree(tally_comm *c)
 {
     const uint32_t each = (uint32_t)c->params.gpu_group;
-    const int level = c->rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG;
-    char why[TLY_SENTENCE];
-    bool can = false;
     if (each < 2)
         return 0;
     if (!c->local_has_all || (each & (each - 1)) || (uint32_t)c->size % each) {
-        tly_log(level, "comm",
-                "GPUs do not sum in groups of %u: a group has 2, 4 or 8 ranks, and the job one machine with "
-                "a multiple of "
-                "these, which share memory",
+        tly_log(c->rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
+                "GPUs do not sum in groups of %u: a group has 2, 4 or 8 ranks, and a job has one machine, "
+                "whose ranks are a multiple of that and share memory",
                 each);
         return 0;
     }
-    int err = gpus_try(c, each, &can);
-    snprintf(why, sizeof why, "%s", can ? "another rank cannot" : tly_error());
-    if (!err)
-        err = gpus_all_can(c, &can);
-    if (err)
-        return err;
-    if (can)
-        return tly_gpus_begin(c->local);
-    tly_log(level, "comm", "GPUs do not sum in groups of %u, and the host sums: %s", each, why);
-    return 0;
+    struct tly_gpus_offer *offers = calloc((size_t)c->size, sizeof *offers);
+    struct gpus_answer *answers = calloc((size_t)c->size, sizeof *answers);
+    int err = offers && answers ? gpus_agree(c, each, offers, answers) : tly_fail(ENOMEM, "out of memory");
+    free(offers);
+    free(answers);
+    return err;
 }
