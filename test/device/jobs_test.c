@@ -557,7 +557,8 @@ static void a_rank_is_killed_at_each_step(void **state)
         job_start(&j);
         for (int rank = 0; rank < 3; rank++)
             if (job_wait_rank(&j, rank) != (rank == 1 ? 128 + SIGKILL : 0))
-                fail_msg("%s:%d, case %d, rank %d: %s", f->call, f->at, (int)(i % 3), rank, job_log(&j, rank));
+                fail_msg("%s:%d, case %d, rank %d: %s", f->call, f->at, (int)(i % 3), rank,
+                         job_log(&j, rank));
         job_clear(&j);
     }
 }
