@@ -330,6 +330,7 @@ int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, 
         return 0;
     }
     tly_answers_received(p, tly_count_extend(p->received, f->received));
+    tly_progress_copies(job);
     switch (f->type) {
     case TLY_PUSH:
         frames_on_pushed(p, f, data);

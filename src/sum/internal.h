@@ -90,6 +90,7 @@ struct tly_job {
 
     bool mortal;                    /* may die alone: a tallyd's.  Then its ranks hear what is stable */
     bool redo_waits;                /* rounds wait for memory for their results */
+    bool copies_wait;               /* answers of shared tensors wait for memory for their copies */
     bool restore_waits;             /* so do rounds whose results come from a rank (redo.c) */
     uint32_t sessions_seen;         /* counts sessions of ranks */
     uint32_t ranks;                 /* 0: no epoch yet */

@@ -47,7 +47,10 @@ static bool progress_place_result(struct tly_job *job, struct tly_round *r)
         return true;
     r->result = r->rule->place ? r->rule->place(r) : NULL;
     r->result_room = r->result ? r->head.length : r->length;
-    if (!r->result && r->rule->givers != TLY_ROOT_GIVES)
+    if (!r->result && r->rule->behind) { /* a copy, for which no rank has given memory */
+        r->result = tly_memory_take(job, r, r->length);
+        job->copies_wait |= !r->result;
+    } else if (!r->result && r->rule->givers != TLY_ROOT_GIVES)
         r->result = tly_memory_take_always(job, r->length);
     return r->result != NULL;
 }
@@ -232,6 +235,21 @@ void tly_progress_waiting(struct tly_job *job)
     }
     if (job->dropped_slots)
         tly_memory_ask_again(job);
+}
+
+/* By age, until memory is short again. */
+void tly_progress_copies(struct tly_job *job)
+{
+    if (!job->copies_wait)
+        return;
+    job->copies_wait = false;
+    for (struct tly_list *n = job->incomplete.next, *next; n != &job->incomplete && !job->copies_wait;
+         n = next) {
+        struct tly_round *r = tly_list_entry(n, struct tly_round, node);
+        next = n->next;
+        if (r->kept)
+            tly_progress(job, r);
+    }
 }
 
 void tly_progress_all(struct tly_job *job)

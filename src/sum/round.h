@@ -161,7 +161,9 @@ void tly_progress(struct tly_job *job, struct tly_round *r);
 void tly_progress_reached(struct tly_job *job, struct tly_round *r, uint32_t to);
 /* An offer has come, or a rank has joined or left: look at all rounds that wait. */
 void tly_progress_waiting(struct tly_job *job);
-/* Memory may be there for rounds that wait for it. */
+/* Memory may be there for copies that wait for it. */
+void tly_progress_copies(struct tly_job *job);
+/* The same for all rounds that wait for it. */
 void tly_progress_all(struct tly_job *job);
 
 #endif

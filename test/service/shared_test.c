@@ -11,6 +11,7 @@
 
 #include "job.h"
 #include "raw.h"
+#include "transport/transport.h"
 #include "wire/frame.h"
 
 #include <cmocka.h>
@@ -761,6 +762,54 @@ static void test_flood(void **state)
     assert_int_equal(raw.rank[1].verdicts, 2);
 }
 
+static int raw_set_up_small(void **state)
+{
+    static const char *const settings[] = {"TALLY_MEMORY=1M", NULL};
+    return raw_begin(2, settings);
+}
+
+static struct tly_frame raw_large(uint8_t kind, uint32_t rank, uint32_t part)
+{
+    struct tly_frame f = raw_shared(kind, rank, kind != TALLY_SHARED_CREATE);
+    f.length = RAW_PART;
+    f.part = part;
+    f.place = (uint64_t)part * RAW_PART;
+    return f;
+}
+
+/* The copies that ranks read fit into the memory, and those that must wait for it are made when others have arrived. */
+static void test_reads(void **state)
+{
+    enum { PARTS = 10 };
+    static float data[RAW_PART / sizeof(float)];
+    for (uint32_t part = 0; part < PARTS; part++) {
+        raw_post(0, raw_large(TALLY_SHARED_CREATE, 0, part), data, sizeof data);
+        raw_post(1, raw_large(TALLY_SHARED_CREATE, 1, part), NULL, 0);
+        for (int rank = 0; rank < 2; rank++) {
+            raw_until(&raw.rank[rank].results, (int)part + 1);
+            raw_settle(rank);
+        }
+    }
+    raw.rank[0].confirms_nothing = raw.rank[1].confirms_nothing = true;
+    for (uint32_t part = 0; part < PARTS; part++)
+        for (uint32_t rank = 0; rank < 2; rank++)
+            raw_post((int)rank, raw_large(TALLY_SHARED_READ, rank, part), NULL, 0);
+    raw_settle(0);
+    raw_settle(1);
+    assert_true(raw.rank[1].facts.bytes_in_use <= raw.rank[1].facts.memory_limit);
+    assert_true(raw.rank[1].results < 2 * PARTS);
+    for (int rank = 0; rank < 2; rank++) {
+        struct raw_rank *r = &raw.rank[rank];
+        r->confirms_nothing = false;
+        r->received = (uint64_t)r->results;
+        tly_link_set_counts(r->link, &(struct tly_counts){.received = r->received}, 0);
+    }
+    while (raw.rank[0].results < 2 * PARTS || raw.rank[1].results < 2 * PARTS) {
+        raw_settle(0);
+        raw_settle(1);
+    }
+}
+
 /* Of what was never created, or was created with another size. */
 static void test_unknown(void **state)
 {
@@ -814,6 +863,7 @@ int main(void)
         cmocka_unit_test(test_chaos),
         cmocka_unit_test_setup_teardown(test_numbers, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_flood, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_reads, raw_set_up_small, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_unknown, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_strange, raw_set_up, raw_tear_down),
     };
