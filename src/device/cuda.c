@@ -167,6 +167,18 @@ static int cuda_errno(int code)
     }
 }
 
+/* From now on all calls fail. */
+static int cuda_lose(struct tly_device *d, const char *why)
+{
+    pthread_mutex_lock(&d->lock);
+    if (!d->lost) {
+        snprintf(d->why, sizeof d->why, "%s", why);
+        atomic_store_explicit(&d->lost, true, memory_order_release);
+    }
+    pthread_mutex_unlock(&d->lock);
+    return -ENODEV;
+}
+
 /* What a call has returned.  d: NULL before there is one. */
 static int cuda_check(struct tly_device *d, const char *call, int code)
 {
@@ -181,14 +193,8 @@ static int cuda_check(struct tly_device *d, const char *call, int code)
     bool fatal = cuda_is_fatal(code);
     snprintf(why, sizeof why, "%s: %s failed: %s (%d)%s", gpu, call, name, code,
              fatal ? "; this process cannot use the GPU any more" : "");
-    if (fatal && d) {
-        pthread_mutex_lock(&d->lock);
-        if (!d->lost) {
-            memcpy(d->why, why, sizeof why);
-            atomic_store_explicit(&d->lost, true, memory_order_release);
-        }
-        pthread_mutex_unlock(&d->lock);
-    }
+    if (fatal && d)
+        cuda_lose(d, why);
     return tly_fail(cuda_errno(code), "%s", why);
 }
 #define CALL(d, name, ...) cuda_check(d, #name, driver.name(__VA_ARGS__))
@@ -473,7 +479,14 @@ static int cuda_mark(struct tly_device *d, cuda_object stream, struct tly_mark *
 
 int tly_device_wait(struct tly_device *d, struct tly_mark *mark)
 {
-    return WITHIN(d, CALL(d, cuEventSynchronize, mark->event));
+    char why[TLY_SENTENCE];
+    int err = WITHIN(d, CALL(d, cuEventSynchronize, mark->event));
+    if (!err || err == -ENODEV)
+        return err;
+    snprintf(why, sizeof why, "%s", tly_error());
+    if (WITHIN(d, CALL(d, cuEventSynchronize, mark->event)) != 0)
+        err = cuda_lose(d, why);
+    return tly_fail(-err, "%s", why);
 }
 
 int tly_device_after(struct tly_device *d, enum tly_lane lane, struct tly_mark *mark)

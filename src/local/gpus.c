@@ -178,16 +178,9 @@ static bool gpus_begin_step(struct tly_gpus *g, enum tly_order_step step)
     return true;
 }
 
-/* If this fails, the memory may still be in use: then wait once more. */
 static int gpus_wait_for(struct tly_gpus *g, struct tly_mark *mark)
 {
-    char why[TLY_SENTENCE];
     int err = tly_device_wait(g->device, mark);
-    if (err) {
-        snprintf(why, sizeof why, "%s", tly_error());
-        tly_device_wait(g->device, mark);
-        tly_fail(-err, "%s", why);
-    }
     tly_device_unmark(g->device, mark);
     return err;
 }

@@ -14,7 +14,7 @@
  *   pinned=BYTES           how much of the host's memory can be registered
  *   unshared               memory that processes share cannot
  *   silent                 no noise where a copy is on its way to, which takes time
- *   fail=CALL:CODE[:N]     the N-th call of this name, or "copy-to-GPU", fails (1); -9: it kills the process
+ *   fail=CALL:CODE[:N[:M]] M calls (1) of this name, or "copy-to-GPU", fail from the N-th on (1); -9: kills the process
  *   count=FILE             bytes moved, a uint64_t [FAKE_PLACES][FAKE_PLACES] of all processes (fake_cuda.h)
  *
  * What CUDA leaves undefined ends the process with a sentence.  `lock` guards everything; copies and functions that a stream
@@ -123,7 +123,7 @@ static bool started, unshared, silent, copies_held;
 static size_t pinned, pinned_most, pinned_peak;
 static struct {
     char call[40];
-    int code, at, seen;
+    int code, at, times, seen;
 } failing;
 static uint64_t (*moved)[FAKE_PLACES];
 static const void *staged;
@@ -145,8 +145,8 @@ static void die(const char *format, ...)
 static void let_fail(const char *what)
 {
     memset(&failing, 0, sizeof failing);
-    failing.at = 1;
-    sscanf(what, "%39[^:]:%d:%d", failing.call, &failing.code, &failing.at);
+    failing.at = failing.times = 1;
+    sscanf(what, "%39[^:]:%d:%d:%d", failing.call, &failing.code, &failing.at, &failing.times);
 }
 
 static void take(const char *word)
@@ -206,7 +206,8 @@ static void start(void)
 /* What a call of this name returns this time, beside what it does. */
 static int fault(const char *call)
 {
-    if (strcmp(failing.call, call) != 0 || ++failing.seen != failing.at)
+    if (strcmp(failing.call, call) != 0 || ++failing.seen < failing.at ||
+        failing.seen - failing.at >= failing.times)
         return OK;
     if (failing.code == KILLED)
         kill(getpid(), SIGKILL);

@@ -354,6 +354,7 @@ static void bad_input_is_refused(void **state)
 struct fault {
     const char *call;
     int at, code;      /* the application makes the first calls */
+    int times;         /* of a wait */
     atomic_int failed; /* operations, of all ranks */
 };
 
@@ -474,6 +475,48 @@ static void a_gpu_is_lost(void **state)
         struct job j = {.ranks = 2, .main = lose, .arg = loss};
         job_run(&j);
     }
+}
+
+/* Rank 1's driver fails to wait for a copy, once or twice. */
+static int fail_to_wait(int rank, void *arg)
+{
+    const struct fault *f = arg;
+    struct gpu g;
+    tally_op *op;
+    unsigned long long x;
+    char words[80] = "gpus=1";
+    if (rank == 1)
+        snprintf(words, sizeof words, "gpus=1 fail=cuEventSynchronize:999:%d:%d", f->at, f->times);
+    open_gpu(&g, words);
+    tally_comm *c = job_open();
+    struct tally_options o = on_gpu(&g);
+    CHECK(cuMemAlloc_v2(&x, PAGE) == 0);
+    CHECK(tally_push_pull(c, "x", (void *)(uintptr_t)x, (void *)(uintptr_t)x, 1000, TALLY_FLOAT32, TALLY_SUM,
+                          &o, &op) == 0);
+    int err = tally_op_wait(op, -1);
+    bool lost = f->times == 2;
+    if (rank == 1)
+        CHECK(err == (lost ? -ENODEV : f->at == 1 ? -ECANCELED : -EIO));
+    if (err)
+        CHECK(names(rank, "cuEventSynchronize", tally_op_error(op)));
+    tally_op_free(op);
+    if (rank == 0 || !lost) /* no copy of it goes on */
+        CHECK(cuMemFree_v2(x) == 0);
+    tally_comm_close(c);
+    if (rank == 0 || !lost)
+        close_gpu(&g);
+    return 0;
+}
+
+static void waits_for_copies_fail(void **state)
+{
+    struct fault *f = job_shared(sizeof *f);
+    for (int twice = 0; twice < 2; twice++)
+        for (int result = 0; result < 2; result++) {
+            *f = (struct fault){.at = 1 + result, .times = 1 + twice};
+            struct job j = {.ranks = 2, .main = fail_to_wait, .arg = f};
+            job_run(&j);
+        }
 }
 
 static int die(int rank, void *arg)
@@ -631,6 +674,7 @@ int main(void)
         cmocka_unit_test(expandable_segments),
         cmocka_unit_test(no_memory_can_be_pinned),
         cmocka_unit_test(failures_of_the_driver),
+        cmocka_unit_test(waits_for_copies_fail),
         cmocka_unit_test(a_gpu_is_lost),
         cmocka_unit_test(a_rank_is_killed),
         cmocka_unit_test(a_rank_is_killed_at_each_step),

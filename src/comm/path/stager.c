@@ -114,8 +114,8 @@ static struct stager_work *stager_work_of(struct tally_op *op)
 static void stager_free_piece(struct tly_stager *s, struct stager_piece *p)
 {
     s->bytes -= 1ull << p->size;
-    tly_device_unregister(s->device, p->data);
-    tly_pool_free(p->data);
+    if (!tly_device_unregister(s->device, p->data)) /* else the GPU is lost, and may still use it */
+        tly_pool_free(p->data);
     free(p);
 }
 
