@@ -343,6 +343,35 @@ static void no_memory_can_be_pinned(void **state)
     }
 }
 
+/* Rank 0 can pin memory for one tensor.  The second waits for it, and asks for memory once a second. */
+static int pin_one(int rank, void *arg)
+{
+    struct gpu g;
+    unsigned long long x[2];
+    tally_op *op[2];
+    open_gpu(&g, rank == 0 ? "gpus=1 pinned=150000 fail=cuMemHostRegister:2:1000000" : "gpus=1");
+    tally_comm *c = job_open();
+    struct tally_options o = on_gpu(&g);
+    if (rank == 1)
+        sleep(3);
+    for (int t = 0; t < 2; t++) {
+        CHECK(cuMemAlloc_v2(&x[t], 100000) == 0);
+        CHECK(tally_push_pull(c, t ? "b" : "a", (void *)(uintptr_t)x[t], (void *)(uintptr_t)x[t], 25000,
+                              TALLY_FLOAT32, TALLY_SUM, &o, &op[t]) == 0);
+    }
+    for (int t = 0; t < 2; t++)
+        job_expect(op[t], 0);
+    CHECK(fake_cuda_calls() < 20);
+    CHECK(tally_comm_close(c) == 0);
+    return 0;
+}
+
+static void memory_for_one_tensor_can_be_pinned(void **state)
+{
+    struct job j = {.ranks = 2, .main = pin_one};
+    job_run(&j);
+}
+
 static void bad_input_is_refused(void **state)
 {
     struct job j = {.ranks = 2, .main = refuse};
@@ -668,6 +697,7 @@ int main(void)
         cmocka_unit_test(little_memory_and_other_orders),
         cmocka_unit_test(gpus_are_hidden),
         cmocka_unit_test(little_memory_can_be_pinned),
+        cmocka_unit_test(memory_for_one_tensor_can_be_pinned),
         cmocka_unit_test(shared_memory_is_not_pinned),
         cmocka_unit_test(bad_input_is_refused),
         cmocka_unit_test(another_stream_is_captured),

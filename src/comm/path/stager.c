@@ -93,7 +93,7 @@ struct tly_stager {
     uint64_t bytes, limit;       /* of all pieces */
     uint32_t used;               /* pieces */
     struct tly_list waiting;     /* works, for memory */
-    int64_t moved;               /* when one last got some or gave some back */
+    int64_t moved;               /* when one last got some or gave some back, or could not pin any */
     bool stopping;
     struct stager_end {
         struct tly_stager *stager;
@@ -302,6 +302,8 @@ static void stager_start(struct tly_stager *s, bool beyond)
         struct stager_work *w = tly_list_entry(s->waiting.next, struct stager_work, node);
         struct tally_op *op = w->op;
         int err = stager_take_piece(s, op->bytes, beyond, &w->piece);
+        if (err == -EAGAIN && beyond) /* no memory can be pinned: ask again after a while */
+            s->moved = tly_now();
         if (err == -EAGAIN)
             return;
         beyond = false;
