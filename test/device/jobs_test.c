@@ -372,6 +372,36 @@ static void memory_for_one_tensor_can_be_pinned(void **state)
     job_run(&j);
 }
 
+/* Rank 1 cannot pin memory the first time.  Later it stages in memory that ranks share, as before. */
+static int pin_later(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, rank == 1 ? "gpus=1 fail=cuMemHostRegister:2:2" : "gpus=1");
+    tally_comm *c = job_open();
+    make(&x, 16);
+    for (int step = 0; step < 2; step++) {
+        struct tally_options o = on_gpu(&g);
+        memset(x.host, 0, 16);
+        upload(&g, &x);
+        CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+        job_expect(op, step == 0 ? -ECANCELED : 0);
+        CHECK(cuStreamSynchronize(g.stream) == 0);
+    }
+    CHECK(fake_cuda_is_shared(fake_cuda_staged()));
+    CHECK(tally_comm_close(c) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void shared_memory_is_pinned_later(void **state)
+{
+    struct job j = {.ranks = 2, .main = pin_later, .machine = together};
+    job_run(&j);
+}
+
 static void bad_input_is_refused(void **state)
 {
     struct job j = {.ranks = 2, .main = refuse};
@@ -699,6 +729,7 @@ int main(void)
         cmocka_unit_test(little_memory_can_be_pinned),
         cmocka_unit_test(memory_for_one_tensor_can_be_pinned),
         cmocka_unit_test(shared_memory_is_not_pinned),
+        cmocka_unit_test(shared_memory_is_pinned_later),
         cmocka_unit_test(bad_input_is_refused),
         cmocka_unit_test(another_stream_is_captured),
         cmocka_unit_test(expandable_segments),

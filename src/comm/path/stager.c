@@ -119,34 +119,23 @@ static void stager_free_piece(struct tly_stager *s, struct stager_piece *p)
     free(p);
 }
 
-static int stager_pin(struct tly_stager *s, size_t bytes, void **data)
+/* Memory that is pinned.  Some systems do not pin shared memory. */
+static int stager_take_memory(struct tly_stager *s, size_t bytes, void **data)
 {
     int err = tly_pool_alloc(s->segment, bytes, data);
     if (err)
         return err;
     err = tly_device_register(s->device, *data, bytes);
-    if (err)
-        tly_pool_free(*data);
-    return err;
-}
-
-/* Memory that is pinned.  Some systems do not pin shared memory. */
-static int stager_take_memory(struct tly_stager *s, size_t bytes, void **data)
-{
-    int err = stager_pin(s, bytes, data);
-    if (!err || !s->segment)
+    if (!err)
+        return 0;
+    bool shared = s->segment && tly_segment_place(s->segment, *data, bytes);
+    tly_pool_free(*data);
+    if (!shared || (err != -ENOTSUP && err != -EINVAL))
         return err;
-    struct tly_segment *segment = s->segment;
-    char why[TLY_SENTENCE];
-    snprintf(why, sizeof why, "%s", tly_error());
+    tly_warn("comm", "memory that ranks share is not pinned, so GPUs' tensors are copied once more: %s",
+             tly_error());
     s->segment = NULL;
-    err = stager_pin(s, bytes, data);
-    if (err)
-        s->segment = segment;
-    else
-        tly_warn("comm", "memory that ranks share is not pinned, so GPUs' tensors are copied once more: %s",
-                 why);
-    return err;
+    return stager_take_memory(s, bytes, data);
 }
 
 static int stager_make_piece(struct tly_stager *s, int size, struct stager_piece **out)
