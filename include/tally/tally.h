@@ -447,7 +447,7 @@ TALLY_API int tally_op_cancel(tally_op *op, const char *reason);
  *     -ETIME             a rank was late for longer than TALLY_TIMEOUT
  *     -ESHUTDOWN         the communicator was closed
  *     -EIO               the result could not be copied to this rank's GPU; other ranks may have theirs
- *     -ENODEV            this rank's process cannot use its GPU any more, which ends the job */
+ *     -ENODEV            a rank's process cannot use its GPU any more, which ends the job; all ranks get this */
 TALLY_API int tally_op_wait(tally_op *op, int timeout_ms);
 
 /* The reason for an operation's failure, "" if it has not failed; lives as long as the handle. */

@@ -221,11 +221,9 @@ static void stager_give_piece(struct tly_stager *s, struct stager_piece *p)
 /* After -ENODEV nothing on the GPU ends any more: the job fails. */
 static bool stager_is_lost(tally_comm *c, int err)
 {
-    char why[TLY_SENTENCE];
     if (err != -ENODEV)
         return false;
-    snprintf(why, sizeof why, "rank %d: %s", c->rank, tly_error());
-    tly_inbox_break(&c->inbox, ENODEV, why);
+    tly_inbox_break(&c->inbox, ENODEV, tly_error());
     tly_loop_wake(&c->loop);
     return true;
 }
