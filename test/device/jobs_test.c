@@ -1,5 +1,6 @@
 /* jobs_test.c - jobs whose tensors are in the memory of GPUs that are not there (fake_cuda.c): the bits of tensors in the host's
- * memory, whatever the order of copies and operations, and what fails fails on all ranks. */
+ * memory, whatever the order of copies and operations.  What fails fails on all ranks, except that a result may be missing on one
+ * rank's GPU alone. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -581,6 +582,48 @@ static void waits_for_copies_fail(void **state)
         }
 }
 
+/* Rank 1 cannot copy a part of the second result to its GPU.  The others have it, and all have the next ones. */
+static int fail_to_copy_back(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, "gpus=1");
+    tally_comm *c = job_open();
+    make(&x, 100000);
+    for (int step = 0; step < 4; step++) {
+        struct tally_options o = on_gpu(&g);
+        CHECK(cuStreamSynchronize(g.stream) == 0);
+        for (int i = 0; i < 25000; i++)
+            ((float *)x.host)[i] = (float)(rank + step);
+        upload(&g, &x);
+        if (step == 1 && rank == 1)
+            fake_cuda_fail("copy-to-GPU:999");
+        CHECK(tally_push_pull(c, "x", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+        int err = tally_op_wait(op, -1), size = tally_comm_size(c);
+        CHECK(err == (step == 1 && rank == 1 ? -EIO : 0));
+        for (int i = 0; i < 25000 && !err; i++)
+            CHECK(((float *)fake_cuda_data(x.device))[i] == (float)(size * (size - 1) / 2 + size * step));
+        tally_op_free(op);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void a_copy_back_fails_on_its_rank_alone(void **state)
+{
+    static const int *const machines[] = {NULL, pairs, together};
+    for (int i = 0; i < 3; i++) {
+        struct job j = {.ranks = 4,
+                        .main = fail_to_copy_back,
+                        .machine = machines[i],
+                        .settings = {"TALLY_PART_BYTES=16K"}};
+        job_run(&j);
+    }
+}
+
 static int die(int rank, void *arg)
 {
     atomic_int *stage = arg;
@@ -739,6 +782,7 @@ int main(void)
         cmocka_unit_test(no_memory_can_be_pinned),
         cmocka_unit_test(failures_of_the_driver),
         cmocka_unit_test(waits_for_copies_fail),
+        cmocka_unit_test(a_copy_back_fails_on_its_rank_alone),
         cmocka_unit_test(a_gpu_is_lost),
         cmocka_unit_test(a_rank_is_killed),
         cmocka_unit_test(a_rank_is_killed_at_each_step),
