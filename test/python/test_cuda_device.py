@@ -499,6 +499,22 @@ def test_a_copy_back_that_fails(three):
     assert told[1][0] != 60_000
 
 
+def test_a_capture_on_another_device(monkeypatch):
+    """Only a capture on the tensor's device counts."""
+    import torch
+    from tally.torch import device
+    current = ["cuda:0"]
+
+    @contextlib.contextmanager
+    def on(place):
+        current.append(place)
+        yield
+        current.pop()
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == "cuda:1")
+    assert device.Cuda("cuda:1").is_capturing() and not device.Cuda("cuda:0").is_capturing()
+
+
 def test_chunks_that_end_at_once():
     """One of two fails, and before the other is taken back it has ended."""
     from tally._calls import Call

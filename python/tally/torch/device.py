@@ -63,7 +63,8 @@ class Cuda:
 
     def is_capturing(self):
         """Whether the current stream is being captured into a graph."""
-        return torch.cuda.is_current_stream_capturing()
+        with torch.cuda.device(self._place):  # torch asks for the current device's stream
+            return torch.cuda.is_current_stream_capturing()
 
     def handle(self, stream):
         """The driver's CUstream, as a number."""
