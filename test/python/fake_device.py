@@ -137,16 +137,17 @@ class _Gpu:
         self.address, self.data = address.value, _cuda.fake_cuda_data(address.value)
         self._end, self._free = 0, {}  # bytes -> offsets
 
-    def call(self, name, *arguments):
-        """Call the driver in this context."""
+    def call(self, name, *arguments, but=0):
+        """Call the driver in this context; returns 0, or the code `but`."""
         before = c_void_p()
         assert _cuda.cuCtxPushCurrent_v2(self.context) == 0
         try:
             code = getattr(_cuda, name)(*arguments)
         finally:
             _cuda.cuCtxPopCurrent_v2(byref(before))
-        if code:
+        if code not in (0, but):
             raise RuntimeError("%s failed: %d" % (name, code))
+        return code
 
     def take(self, length):
         """(bytes, offset) of free memory."""
@@ -186,7 +187,7 @@ class Event:
         self._gpu.call("cuEventRecord", self.handle, stream.handle)
 
     def query(self):
-        return _cuda.cuEventQuery(self.handle) != _NOT_READY
+        return self._gpu.call("cuEventQuery", self.handle, but=_NOT_READY) == 0
 
     def synchronize(self):
         self._gpu.call("cuEventSynchronize", self.handle)

@@ -501,6 +501,46 @@ def test_a_copy_back_that_fails(three):
         assert "cuMemcpyAsync failed" in str(chunks) or (rank != 1 and chunks == 60_000)
 
 
+def taken_back():
+    """Rank 0 cancels a call whose tensor waits for the device; whether the tensor is there as long as the device may read it."""
+    import gc
+    import weakref
+
+    import fake_device as fake
+    import tally
+    import tally.torch as t
+    import torch
+    from tally.torch import device
+    told = []
+    with fake.install(3) as (on,):
+        device.COPIED_S, usual = 0, device.COPIED_S
+        current, late = on.runtime.current(), tally.rank() == 0
+        fake.world.hold(current, late)
+        x = fake.tensor(torch.ones(4))
+        block = weakref.ref(x.block)
+        handle = t.allreduce_async_(x, op=t.Sum, name="x")
+        if late:
+            handle.cancel("no more")
+        told.append(said(handle.wait))
+        del handle, x
+        on.let_go()
+        gc.collect()
+        told.append(block() is not None)
+        fake.world.hold(current, False)
+        fake.read(t.allreduce(fake.tensor(torch.ones(4)), op=t.Sum, name="y"))
+        on.let_go()
+        gc.collect()
+        told.append(block() is not None)
+        device.COPIED_S = usual
+    return told
+
+
+def test_a_tensor_whose_call_is_cancelled(three):
+    told = three(taken_back, timeout=60)
+    assert all("no more" in failure for failure, *_ in told)
+    assert told[0][1] and not any(after for *_, after in told), told
+
+
 def test_a_capture_on_another_device(monkeypatch):
     """Only a capture on the tensor's device counts."""
     import torch
