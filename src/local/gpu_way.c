@@ -96,7 +96,7 @@ static bool gpu_way_step(struct tly_local *l, struct tly_local_round *r, const s
     return any;
 }
 
-/* What others have done shows when it is tried. */
+/* A step tries whatever other ranks have made possible. */
 static bool gpu_way_can_step(const struct tly_local *l, const struct tly_local_round *r,
                              const struct tly_turn *turn)
 {

@@ -5,11 +5,13 @@
  * place, as if the caller's tensor were there.  The memory is the pool's where ranks share one, so that the machine's other
  * ranks sum what the GPU has written.
  *
- *   submission   notes the stream's work so far; another operation's copies need not wait for it
+ *   submission   notes the stream's work so far
  *   begin        waits for memory, then gives the GPU the copy of the whole input, in the order of operations
  *   out          when it has been made, all parts that are here pass
  *   landed       gives the GPU the copy of one part's result; when it has been made, the part passes
  *   leave        the memory is the next operation's
+ *
+ * All inputs go through one lane.  So an input also waits for the streams of inputs before it (head-of-line blocking).
  *
  * TALLY_DEVICE_MEMORY bounds the memory of a stager.  Ranks that begin operations in different orders would wait for each
  * other's memory, so the bound gives way by one piece when nothing has moved for a second.
