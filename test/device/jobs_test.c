@@ -416,6 +416,7 @@ struct fault {
     int at, code;      /* the application makes the first calls */
     int times;         /* of a wait */
     atomic_int failed; /* operations, of all ranks */
+    atomic_int open;   /* ranks */
 };
 
 /* Does an error name the call, and on the other rank rank 1? */
@@ -658,7 +659,7 @@ static int die(int rank, void *arg)
 /* Rank 1 is killed in a call of its driver. */
 static int die_in_driver(int rank, void *arg)
 {
-    const struct fault *f = arg;
+    struct fault *f = arg;
     struct gpu g;
     struct tensor x;
     tally_op *op;
@@ -667,6 +668,8 @@ static int die_in_driver(int rank, void *arg)
         snprintf(words, sizeof words, "gpus=1 fail=%s:-9:%d", f->call, f->at);
     open_gpu(&g, words);
     tally_comm *c = job_open();
+    atomic_fetch_add(&f->open, 1);
+    job_await(&f->open, 3); /* nobody is killed before */
     make(&x, 100000);
     for (int err = 0; !err;) {
         struct tally_options o = on_gpu(&g);
@@ -697,6 +700,7 @@ static void a_rank_is_killed_at_each_step(void **state)
         const int *machines[] = {NULL, two_and_one, together};
         f->call = steps[i / 3].call;
         f->at = steps[i / 3].at;
+        atomic_store(&f->open, 0);
         struct job j = {.ranks = 3,
                         .main = die_in_driver,
                         .arg = f,
