@@ -1,7 +1,7 @@
 /* shared.c - the calls of tally.h for shared tensors: parameters that services keep (docs/why/shared.md).
  *
- * What is wrong with a call is found here as far as this rank alone can know it: whether there is such a tensor to add to, and
- * its options.  Whether a create comes twice is known where the operation gets its name (submit.c). */
+ * This file checks what one rank can know of a call: whether there is such a tensor to add to, and the options.  submit.c finds
+ * a create that comes twice, as it gives operations their names. */
 #include <errno.h>
 #include <stdatomic.h>
 

@@ -63,7 +63,7 @@ static void formulas(void **state)
     near(flow(100000, 0, 1), 2e-3 + 2e-4);
 }
 
-/* What is shared is shared fairly, and no link carries more than it can. */
+/* Pieces share a link fairly, and no link carries more than it can. */
 static void a_switch_between(void **state)
 {
     make_ports(4);

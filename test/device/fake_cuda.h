@@ -28,7 +28,7 @@ int fake_cuda_calls(void);
 const void *fake_cuda_staged(void);
 /* Can other processes map the memory at this address? */
 int fake_cuda_is_shared(const void *at);
-/* What has not been given back: memory, streams, events, modules, contexts. */
+/* Counts memory, streams, events, modules and contexts that have not been given back. */
 int fake_cuda_left(void);
 /* Forget everything, and read FAKE_CUDA anew at the next cuInit. */
 void fake_cuda_reset(void);

@@ -10,69 +10,14 @@
 
 #include "test/device/application.h"
 #include "test/device/fake_cuda.h"
+#include "test/device/gpu.h"
 #include "test/service/job.h"
 
 #include <cmocka.h>
 
-enum { PAGE = 4096, MOST = UNDER_SANITIZER ? 150000 : 300000, TENSORS = 6, STEPS = 3 };
+enum { MOST = UNDER_SANITIZER ? 150000 : 300000, TENSORS = 6, STEPS = 3 };
 
 static const int pairs[] = {0, 0, 1, 1}, together[] = {0, 0, 0, 0};
-
-/* --- a rank's GPU ----------------------------------------------------------------------------------------- */
-
-struct gpu {
-    void *context, *stream;
-};
-
-static void open_gpu(struct gpu *g, const char *words)
-{
-    setenv("FAKE_CUDA", words, 1);
-    CHECK(cuInit(0) == 0 && cuDevicePrimaryCtxRetain(&g->context, 0) == 0);
-    CHECK(cuCtxPushCurrent_v2(g->context) == 0 && cuStreamCreate(&g->stream, 1) == 0);
-}
-
-static void close_gpu(struct gpu *g)
-{
-    CHECK(cuStreamDestroy_v2(g->stream) == 0 && cuCtxPopCurrent_v2(&g->context) == 0);
-    CHECK(cuDevicePrimaryCtxRelease_v2(0) == 0);
-    CHECK(fake_cuda_left() == 0);
-}
-
-/* A tensor on the GPU, whose numbers the application's stream brings there some time. */
-struct tensor {
-    uint8_t *device, *host;
-    size_t bytes, room;
-};
-
-static void make(struct tensor *t, size_t bytes)
-{
-    unsigned long long device;
-    t->bytes = bytes;
-    t->room = (bytes + PAGE) / PAGE * PAGE;
-    t->host = mmap(NULL, t->room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(t->host != MAP_FAILED && cuMemHostRegister_v2(t->host, t->room, 0) == 0);
-    CHECK(cuMemAlloc_v2(&device, t->room) == 0);
-    t->device = (uint8_t *)(uintptr_t)device;
-}
-
-static void unmake(struct tensor *t)
-{
-    CHECK(cuMemHostUnregister(t->host) == 0 && cuMemFree_v2((uintptr_t)t->device) == 0);
-    munmap(t->host, t->room);
-}
-
-static void upload(const struct gpu *g, const struct tensor *t)
-{
-    if (t->bytes)
-        CHECK(cuMemcpyAsync((uintptr_t)t->device, (uintptr_t)t->host, t->bytes, g->stream) == 0);
-}
-
-static struct tally_options on_gpu(const struct gpu *g)
-{
-    return (struct tally_options){.size = sizeof(struct tally_options),
-                                  .place = TALLY_PLACE_CUDA,
-                                  .stream = g->stream};
-}
 
 /* --- sums ------------------------------------------------------------------------------------------------- */
 
@@ -129,7 +74,7 @@ static int sums(int rank, void *arg)
     const struct plan *plan = arg;
     if (plan->hidden)
         setenv("CUDA_VISIBLE_DEVICES", (const char[]){(char)('3' - rank), 0}, 1);
-    open_gpu(&g, plan->driver ? plan->driver : "gpus=1");
+    open_gpu(&g, 0, plan->driver ? plan->driver : "gpus=1");
     tally_comm *c = job_open();
     for (int t = 0; t < TENSORS; t++)
         make(&x[t], bytes[t]);
@@ -204,7 +149,7 @@ static int refuse(int rank, void *arg)
     void *graph;
     float host[4] = {1, 2, 3, 4};
     tally_op *op;
-    open_gpu(&g, "gpus=2");
+    open_gpu(&g, 0, "gpus=2");
     tally_comm *c = job_open();
     make(&x, 16);
     memset(x.host, 0, 16);
@@ -261,7 +206,7 @@ static int expand(int rank, void *arg)
     struct gpu g;
     tally_op *op;
     unsigned long long at;
-    open_gpu(&g, "gpus=1");
+    open_gpu(&g, 0, "gpus=1");
     tally_comm *c = job_open();
     struct tally_options o = on_gpu(&g);
     CHECK(fake_cuda_expand(&at, 4 * PAGE) == 0);
@@ -285,7 +230,7 @@ static int capture(int rank, void *arg)
     struct tensor x;
     tally_op *op;
     void *other, *graph;
-    open_gpu(&g, "gpus=1");
+    open_gpu(&g, 0, "gpus=1");
     tally_comm *c = job_open();
     make(&x, 100000);
     memset(x.host, 0, x.bytes);
@@ -318,7 +263,7 @@ static int pin_nothing(int rank, void *arg)
 {
     struct gpu g;
     struct tensor x;
-    open_gpu(&g, rank == 1 ? "gpus=1 pinned=8192" : "gpus=1");
+    open_gpu(&g, 0, rank == 1 ? "gpus=1 pinned=8192" : "gpus=1");
     tally_comm *c = job_open();
     make(&x, 16);
     for (int step = 0; step < 3; step++) {
@@ -350,7 +295,7 @@ static int pin_one(int rank, void *arg)
     struct gpu g;
     unsigned long long x[2];
     tally_op *op[2];
-    open_gpu(&g, rank == 0 ? "gpus=1 pinned=150000 fail=cuMemHostRegister:2:1000000" : "gpus=1");
+    open_gpu(&g, 0, rank == 0 ? "gpus=1 pinned=150000 fail=cuMemHostRegister:2:1000000" : "gpus=1");
     tally_comm *c = job_open();
     struct tally_options o = on_gpu(&g);
     if (rank == 1)
@@ -379,7 +324,7 @@ static int pin_later(int rank, void *arg)
     struct gpu g;
     struct tensor x;
     tally_op *op;
-    open_gpu(&g, rank == 1 ? "gpus=1 fail=cuMemHostRegister:2:2" : "gpus=1");
+    open_gpu(&g, 0, rank == 1 ? "gpus=1 fail=cuMemHostRegister:2:2" : "gpus=1");
     tally_comm *c = job_open();
     make(&x, 16);
     for (int step = 0; step < 2; step++) {
@@ -435,7 +380,7 @@ static int fail_in_driver(int rank, void *arg)
     bool said = false;
     if (rank == 1)
         snprintf(words, sizeof words, "gpus=1 fail=%s:%d:%d", f->call, f->code, f->at);
-    open_gpu(&g, words);
+    open_gpu(&g, 0, words);
     tally_comm *c = job_open();
     make(&x, 100000);
     for (int step = 0; step < 4; step++) {
@@ -495,7 +440,7 @@ static int lose(int rank, void *arg)
     struct gpu g;
     struct tensor x;
     tally_op *op;
-    open_gpu(&g, "gpus=1");
+    open_gpu(&g, 0, "gpus=1");
     tally_comm *c = job_open();
     make(&x, 100000);
     memset(x.host, 0, x.bytes);
@@ -551,7 +496,7 @@ static int fail_to_wait(int rank, void *arg)
     char words[80] = "gpus=1";
     if (rank == 1)
         snprintf(words, sizeof words, "gpus=1 fail=cuEventSynchronize:999:%d:%d", f->at, f->times);
-    open_gpu(&g, words);
+    open_gpu(&g, 0, words);
     tally_comm *c = job_open();
     struct tally_options o = on_gpu(&g);
     CHECK(cuMemAlloc_v2(&x, PAGE) == 0);
@@ -589,7 +534,7 @@ static int fail_to_copy_back(int rank, void *arg)
     struct gpu g;
     struct tensor x;
     tally_op *op;
-    open_gpu(&g, "gpus=1");
+    open_gpu(&g, 0, "gpus=1");
     tally_comm *c = job_open();
     make(&x, 100000);
     for (int step = 0; step < 4; step++) {
@@ -631,7 +576,7 @@ static int die(int rank, void *arg)
     struct gpu g;
     struct tensor x;
     tally_op *op;
-    open_gpu(&g, "gpus=1");
+    open_gpu(&g, 0, "gpus=1");
     tally_comm *c = job_open();
     make(&x, MOST * 4);
     for (int step = 0;; step++) {
@@ -666,7 +611,7 @@ static int die_in_driver(int rank, void *arg)
     char words[80] = "gpus=1";
     if (rank == 1)
         snprintf(words, sizeof words, "gpus=1 fail=%s:-9:%d", f->call, f->at);
-    open_gpu(&g, words);
+    open_gpu(&g, 0, words);
     tally_comm *c = job_open();
     atomic_fetch_add(&f->open, 1);
     job_await(&f->open, 3); /* nobody is killed before */
@@ -730,7 +675,7 @@ static int cancel(int rank, void *arg)
     struct gpu g;
     struct tensor x[2];
     tally_op *op[2];
-    open_gpu(&g, "gpus=1");
+    open_gpu(&g, 0, "gpus=1");
     tally_comm *c = job_open();
     for (int t = 0; t < 2; t++)
         make(&x[t], 200000);

@@ -810,7 +810,7 @@ static void test_reads(void **state)
     }
 }
 
-/* Of what was never created, or was created with another size. */
+/* Additions to tensors that were never created, or have another size, are refused. */
 static void test_unknown(void **state)
 {
     raw_post(0, raw_shared(TALLY_SHARED_ADD, 0, 1), raw_data, BYTES);

@@ -6,7 +6,7 @@ Flow: begin() records an event on the current stream -> the thread "tally-device
   A reduction is submitted at once, in chunks, with a side stream that waits for the event.  The library copies, and ends the
   operation when the result is in the tensor.
 
-  Of another operation a side stream waits for the event and copies to pinned memory -> when that copy has ended (an event), the
+  For other operations a side stream waits for the event and copies to pinned memory -> when that copy has ended (an event), the
   operation is submitted -> at its end a thread on the completion queue makes a second side stream copy the result to the
   device, and records an event -> wait() makes the current stream wait for that event.
 
