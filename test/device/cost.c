@@ -1,4 +1,4 @@
-/* cost.c - what tensors of a GPU cost beside tensors of the host: a job on a GPU that is not there (fake_cuda.c).
+/* cost.c - what tensors of a GPU cost beside tensors of the host: a job on a GPU that is not there (fake_cuda/).
  *
  *   build/bin/tally run --no-prefix -n 2 -k 0 --machines 2 -- build/meson/test/device/device_cost
  *

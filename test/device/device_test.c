@@ -1,4 +1,4 @@
-/* device_test.c - src/device on a driver that is not there (fake_cuda.c): order, bits, and every failure of a call. */
+/* device_test.c - src/device on a driver that is not there (fake_cuda/): order, bits, and every failure of a call. */
 #include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-/* fake_cuda.h - what tests ask of fake_cuda.c, beside CUDA's own functions. */
+/* fake_cuda.h - what tests ask of the fake driver (fake_cuda/fake.h), beside CUDA's own functions. */
 #ifndef FAKE_CUDA_H
 #define FAKE_CUDA_H
 

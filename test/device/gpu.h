@@ -1,4 +1,4 @@
-/* gpu.h - a rank's GPU and tensors on it, in jobs of tests.  A fake driver carries their copies out (fake_cuda.c). */
+/* gpu.h - a rank's GPU and tensors on it, in jobs of tests.  A fake driver carries their copies out (fake_cuda/). */
 #ifndef GPU_H
 #define GPU_H
 

@@ -1,4 +1,4 @@
-/* groups_test.c - jobs whose GPUs sum in groups, on a driver that is not there (fake_cuda.c): bits, bytes on each link, and what
+/* groups_test.c - jobs whose GPUs sum in groups, on a driver that is not there (fake_cuda/): bits, bytes on each link, and what
  * goes wrong at the start, midway and at the end. */
 #include <errno.h>
 #include <fcntl.h>

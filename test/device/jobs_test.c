@@ -1,4 +1,4 @@
-/* jobs_test.c - jobs whose tensors are in the memory of GPUs that are not there (fake_cuda.c): the bits of tensors in the host's
+/* jobs_test.c - jobs whose tensors are in the memory of GPUs that are not there (fake_cuda/): the bits of tensors in the host's
  * memory, whatever the order of copies and operations.  What fails fails on all ranks, except that a result may be missing on one
  * rank's GPU alone. */
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* processes_test.c - a GPU's memory in other processes, on a driver that is not there (fake_cuda.c). */
+/* processes_test.c - a GPU's memory in other processes, on a driver that is not there (fake_cuda/). */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 """A device that is not there, for tests of CUDA tensors: tensors that behave as CUDA's do, in memory and on streams of the
-tests' driver (test/device/fake_cuda.c), which Tally's library finds, too.
+tests' driver (test/device/fake_cuda/), which Tally's library finds, too.
 
 What a thread asks of a tensor is put on the stream that is current: the driver calls a function there.  It does so as late as
 CUDA allows, when something waits for it; some streams are waited for early, at random, by a thread of this module.  Memory
