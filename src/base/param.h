@@ -55,6 +55,7 @@
     X(TALLY_LOCAL, STR, local, "on", 0, 0, 1, "ranks of one machine sum in shared memory: on or off") \
     X(TALLY_TRACE, STR, trace, NULL, 0, 0, 0, "write a timeline to this name (for FOLDER/: FOLDER/tally) and .START.rank-I.json or .START.service-I-LIFE.json; see docs/trace.md") \
     X(TALLY_TRACE_BYTES, SIZE, trace_bytes, 16777216, 65536, 1ull << 36, 0, "memory for the timeline in each process, 32 bytes a stamp; new stamps overwrite the oldest") \
+    X(TALLY_SHARED_LOG, STR, shared_log, NULL, 0, 0, 0, "for tests: services write each addition to a shared tensor, and each answer, to this name and .PID") \
     X(TALLY_LOG, STR, log, "info", 0, 0, 0, "least urgent level to log, or off") \
     X(TALLY_LIBRARY, STR, library, NULL, 0, 0, 0, "path of libtally.so for the Python package")
 /* clang-format on */

@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
+import jobs
 from test_ops import fails
 
 COUNT, STEPS = 50_000, 5
@@ -88,3 +89,28 @@ def test_created_twice(four):
     for again, added in four(twice):
         assert "'t' has been created already: use another name" in again
         assert added
+
+
+def added_twice():
+    import tally
+    from tally import _operations
+    from tally._calls import Call
+    create("l", np.zeros(COUNT, np.float64))
+    mine = np.ones(COUNT)
+    for _ in range(2):
+        values(_operations.shared_add(Call("l"), mine.ctypes.data, mine), "float64")
+    tally.barrier()
+
+
+def test_log_of_additions(tmp_path):
+    job = jobs.Ranks(3, 1, env={"TALLY_SHARED_LOG": str(tmp_path / "log")})
+    try:
+        job(added_twice)
+    finally:
+        job.close()
+    lines = [line.split() for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
+    parts = {int(line[3]): int(line[5]) for line in lines}
+    assert sum(parts.values()) == 8 * COUNT and len({line[1] for line in lines}) == 1
+    assert sorted((line[0], *map(int, line[3::2])) for line in lines) == sorted(
+        (what, part, length, rank, number) for what in ("add", "get") for part, length in parts.items()
+        for rank in range(3) for number in (1, 2))

@@ -4,9 +4,11 @@
  * is applied once it is whole, and once only: what its rank pushes again is answered alone.  The answer is a copy of the values,
  * made when no rank is too far behind. */
 #include <errno.h>
+#include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -92,7 +94,23 @@ static uint32_t shared_behind(const struct tly_job *job, const struct tly_round 
                                                : 0;
 }
 
-static void shared_apply(const struct tly_round *r, struct tly_kept *s)
+/* For tests: append what has been done to a part, for the operation of a rank, to a file (TALLY_SHARED_LOG).  Each line is whole,
+ * also if the process is killed behind it. */
+static void shared_log(const struct tly_job *job, const struct tly_round *r, const char *what)
+{
+    char path[1024];
+    if (!job->params->shared_log)
+        return;
+    snprintf(path, sizeof path, "%s.%d", job->params->shared_log, (int)getpid());
+    FILE *f = fopen(path, "ae");
+    if (!f)
+        return;
+    fprintf(f, "%s %016" PRIx64 " part %u bytes %u rank %u round %u\n", what, r->head.key, r->head.part,
+            r->head.length, r->head.rank, r->head.round);
+    fclose(f);
+}
+
+static void shared_apply(const struct tly_job *job, const struct tly_round *r, struct tly_kept *s)
 {
     const struct tly_slot *slot = &r->slots[r->head.rank];
     struct tly_kept_rank *rank = &s->rank[r->head.rank];
@@ -102,6 +120,7 @@ static void shared_apply(const struct tly_round *r, struct tly_kept *s)
         const void *const inputs[] = {s->values, slot->data};
         tly_reduce(&sum, 2, inputs, s->values, s->length / tly_reduce_element_size(s->dtype));
         s->version++;
+        shared_log(job, r, "add");
     }
     rank->clock += shared_adds(r) || r->head.op;
     rank->last = r->head.round;
@@ -139,7 +158,7 @@ static void shared_tell(struct tly_job *job, struct tly_round *r)
         return;
     }
     if (r->head.round > rank->last) /* numbers between them are of operations that it has taken back */
-        shared_apply(r, s);
+        shared_apply(job, r, s);
     tly_kept_open(s, r);
     tly_window_give_back(job, r->head.rank, &r->slots[r->head.rank]);
     if (job->left)
@@ -149,6 +168,7 @@ static void shared_tell(struct tly_job *job, struct tly_round *r)
 static void shared_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
 {
     const struct tly_kept *s = tly_kept_find(job, &r->head);
+    shared_log(job, r, "get");
     if (s &&
         s->length == r->head.length) /* a rank that means ill may say that it has some of what is not here */
         memcpy(r->result + from, s->values + from, to - from);
