@@ -10,6 +10,7 @@ SPDX-License-Identifier: Apache-2.0
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import threading
 import time
@@ -249,8 +250,9 @@ def submit_to(store, submit, *arguments):
     nonetheless, perhaps for the second time."""
     operation = None
     try:
-        operation = submit(*arguments)
-        store(operation)
+        # Python looks for signals behind a call, before it assigns the result.  A loop assigns first.
+        for operation in itertools.starmap(submit, [arguments]):
+            store(operation)
     except BaseException as error:
         operation = error.__dict__.pop("tally_operation", operation)
         if operation is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import ctypes
 import functools
 import itertools
 import signal
@@ -323,3 +324,12 @@ def joined():
 
 def test_join_behind_a_gather_that_is_broken_off(two):
     assert two(joined) == [[2.0, 2.0, 0.0]] * 2
+
+
+def test_a_signal_as_the_submission_returns():
+    """The handler raises behind the call, before anything can hold its result."""
+    from tally._operations import submit_to
+    held = []
+    with raises(TimeoutError), pytest.raises(TimeoutError, match="from the handler"):
+        submit_to(held.append, ctypes.CDLL(None)["raise"], int(signal.SIGUSR1))
+    assert held and not any(held)
