@@ -20,6 +20,7 @@ from .. import _calls, _job
 from .._errors import Error, NotInitializedError
 from .._job import is_initialized, local_rank, local_size, rank, report, shutdown, size
 from . import elastic, steps
+from .async_optimizer import AsyncOptimizer
 from .calls import Adasum
 from .meeting import join_launched
 from .pool import alloc
@@ -105,7 +106,7 @@ def _not_built():
 mpi_threads_supported = mpi_enabled = mpi_built = gloo_enabled = gloo_built = nccl_built = _not_built
 ddl_built = ccl_built = cuda_built = rocm_built = _not_built
 
-__all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "Error", "HorovodInternalError", "Max", "Min",
+__all__ = ["Adasum", "AsyncOptimizer", "Average", "Compression", "DistributedOptimizer", "Error", "HorovodInternalError", "Max", "Min",
            "NotInitializedError", "ProcessSet", "Product", "SparseChunks", "Sum", "SyncBatchNorm", "add_process_set", "alloc",
            "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
            "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",

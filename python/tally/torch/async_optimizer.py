@@ -1,0 +1,315 @@
+"""AsyncOptimizer: asynchronous training.  Services keep the parameters, and each rank adds its changes at its own pace.
+
+Parameters of one dtype are one shared tensor, because an operation costs the same whatever its size: a _Share.  Its memory here is
+`change`, the difference on its way, and `base`, the values from which the next difference counts.
+
+Flow: step() runs the user's optimizer -> land(): the newest values have come, and parameters become these plus what this rank has
+changed since -> send(): parameters minus base go to the services, and base becomes the parameters.
+
+An exception of a signal handler can break off any of this.  Each stage can be repeated, and the next step begins with the stage that
+was broken off (settle).
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import ctypes
+import functools
+
+import torch
+
+from .. import _calls, _job, _operations
+from .._calls import STATE, Call
+from .._lib import ALLGATHER
+from . import calls
+from .crossing.groups import Shared
+from .horovod.functions import compare
+
+_DTYPES = (torch.float32, torch.float64)
+_MOST = 255  # the largest staleness
+
+_numbered = (0, 0)  # generation of the communicator, optimizers made in it
+
+
+def _take_number():
+    """0 for the first optimizer in a communicator, then 1, and so on.  It is the same on all ranks, because making one is
+    collective."""
+    global _numbered
+    generation, count = _numbered
+    if generation != _job.generation():
+        count = 0
+    _numbered = _job.generation(), count + 1
+    return count
+
+
+class _Share:
+    """The parameters of one dtype, which are one shared tensor."""
+
+    def __init__(self, call, parameters):
+        """parameters: list of (name, parameter)."""
+        self.call = call
+        self.parameters = parameters
+        sizes = [p.numel() for _, p in parameters]
+        dtype, self.count = parameters[0][1].dtype, sum(sizes)
+
+        def memory():
+            flat = torch.empty(self.count, dtype=dtype, device="cpu")
+            return flat, self._shaped(flat)
+
+        self.change, self.changes = memory()
+        self.base, self.bases = memory()
+        # Of parameters on devices, a copy in the host's memory.
+        self.copies = {i: torch.empty(p.shape, dtype=dtype, device="cpu") for i, (_, p) in enumerate(parameters) if not p.is_cpu}
+        self.operation = None  # the last one, until its values have landed
+        self.values = None     # its values, while they are written to the parameters
+
+    def _shaped(self, flat):
+        """Views of a flat tensor, one for each parameter."""
+        pieces = flat.split([p.numel() for _, p in self.parameters])
+        return [piece.view(p.shape) for piece, (_, p) in zip(pieces, self.parameters)]
+
+    def _here(self):
+        """The parameters in the host's memory."""
+        for i, copy in self.copies.items():
+            copy.copy_(self.parameters[i][1].detach())
+        return [self.copies.get(i, p.detach()) for i, (_, p) in enumerate(self.parameters)]
+
+    def _count_changes(self):
+        """`change` = parameters - base."""
+        for p, base, change in zip(self._here(), self.bases, self.changes):
+            torch.sub(p, base, out=change)
+
+    def _begin(self, submit, *arguments):
+        _operations.submit_to(functools.partial(setattr, self, "operation"), submit, self.call, *arguments)
+
+    def create(self, staleness):
+        """Have services keep rank 0's parameters, and take these."""
+        for p, base in zip(self._here(), self.bases):
+            base.copy_(p)
+        self._begin(_operations.shared_create, self.base.data_ptr(), self.count, calls.DTYPES[self.base.dtype],
+                    staleness, (self.count,))
+        self.land()
+
+    def land(self):
+        """Wait for the operation under way, if there is one.  Parameters become its values plus what has changed since."""
+        if self.operation is None:
+            return
+        self.operation.wait()
+        with _job.own.in_use():  # the values are the communicator's
+            if self.values is None:
+                self._count_changes()
+                self.values = self.operation.values()
+            length = self.count * self.base.element_size()
+            newest = torch.frombuffer((ctypes.c_char * length).from_address(self.values), dtype=self.base.dtype)
+            for i, (value, change) in enumerate(zip(self._shaped(newest), self.changes)):
+                p = self.parameters[i][1].detach()
+                if i in self.copies:
+                    p.copy_(torch.add(value, change, out=self.copies[i]))
+                else:
+                    torch.add(value, change, out=p)
+            self.base.copy_(newest)
+        self.operation = self.values = None
+
+    def prepare(self):
+        """Count what has changed since base.  Raises FloatingPointError if it is not finite."""
+        self._count_changes()
+        self._check()
+
+    def send(self):
+        """Submit what prepare() has counted."""
+        for p, base in zip(self._here(), self.bases):
+            base.copy_(p)
+        _operations.exchange(self.count)
+        self._begin(_operations.shared_add, self.change.data_ptr(), self.change)
+
+    def _check(self):
+        """Raise for a difference that is not finite.  It would spoil all ranks' parameters."""
+        if torch.isfinite(self.change.sum()):  # the sum of finite numbers may overflow
+            return
+        for (name, _), change in zip(self.parameters, self.changes):
+            if not torch.isfinite(change).all():
+                raise FloatingPointError("the change of parameter %s is not finite, and no other rank has got it: this rank's "
+                                         "optimizer has diverged" % name)
+
+    def pull(self):
+        """Take the newest values, when nothing has changed since the last."""
+        self._begin(_operations.shared_read)
+        self.land()
+
+
+class _Async(Shared):
+    """The class that AsyncOptimizer() puts before the optimizer's own class."""
+
+    def _tally_share(self, name, named, staleness, every, overlap):
+        self._tally_generation = _job.generation()
+        self._tally_name, self._tally_every, self._tally_overlap = name, every, overlap
+        self._tally_unsent = 0        # steps since the last addition
+        self._tally_sending = False   # changes are counted, and not all of them submitted
+        self._tally_shares = []
+        compare(name, ["staleness=%s" % staleness, "every=%d" % every,
+                       *("parameter %r of shape %s, %s" % (one, tuple(p.shape), p.dtype) for one, p in named)], name=name)
+        for dtype in _DTYPES:
+            of_dtype = [(one, p) for one, p in named if p.dtype is dtype and p.numel()]
+            if of_dtype:
+                share = _Share(Call("%s %s" % (name, str(dtype).partition(".")[2]), space=STATE), of_dtype)
+                share.create(staleness or 0)
+                self._tally_shares.append(share)
+
+    @torch.no_grad()
+    def _tally_settle(self):
+        """Go on with what an exception has broken off."""
+        if _job.own.comm is None:
+            raise _job.unusable()
+        if self._tally_generation != _job.generation():
+            raise RuntimeError("this AsyncOptimizer is of a job that has ended: make another one, on all ranks")
+        for share in self._tally_shares:
+            if share.values is not None:
+                share.land()
+        if self._tally_sending:
+            self._tally_send()
+
+    @torch.no_grad()
+    def _tally_land(self, wait):
+        for share in self._tally_shares:
+            if wait or (share.operation is not None and share.operation.done()):
+                share.land()
+
+    @torch.no_grad()
+    def _tally_send(self):
+        """Begin an addition to each share, or go on with that.  All shares get as many, or ranks could wait for each other."""
+        if not self._tally_sending:
+            for share in self._tally_shares:
+                share.prepare()
+            self._tally_sending = True
+        for share in self._tally_shares:
+            if share.operation is None:
+                share.send()
+        self._tally_unsent, self._tally_sending = 0, False
+
+    def step(self, closure=None):
+        """Step as the optimizer does.  Every so many steps, add what this rank has changed and take the newest parameters.
+
+        Raises FloatingPointError, with the parameter's name, if the change is not finite.  Nothing of it is added then."""
+        # A scheduler made before looks there whether there was a step: PyTorch's name, and that of its older ones.
+        self._tally_original._opt_called, self._tally_original._step_count = True, 1
+        self._tally_settle()
+        result = super().step(closure)
+        self._tally_unsent += 1
+        due = self._tally_unsent >= self._tally_every
+        self._tally_land(wait=due)
+        if due:
+            self._tally_send()
+            if not self._tally_overlap:
+                self._tally_land(wait=True)
+        return result
+
+    # torch wraps the step of each new optimizer class to run its hooks; that of the class below already is.
+    step.hooked = True
+
+    def finish(self):
+        """Add what is left, wait until all ranks are here, and take the newest parameters, which are the same on all ranks.
+
+        No rank waits in step() for one that is here.  Training may go on afterwards.  Collective: all ranks call it equally
+        often."""
+        self._tally_settle()
+        self._tally_land(wait=True)
+        if self._tally_unsent:
+            self._tally_send()
+            self._tally_land(wait=True)
+        _operations.join()
+        with torch.no_grad():
+            for share in self._tally_shares:
+                share.pull()
+        _operations.barrier_async(Call(self._tally_name, space=STATE)).wait()  # no rank adds before all have read
+
+    def add_param_group(self, param_group):
+        """Not possible: services keep the parameters that the optimizer had when it was made."""
+        raise NotImplementedError("an AsyncOptimizer takes no more parameters: make another one, on all ranks, of an optimizer "
+                                  "that has all of them")
+
+    def __deepcopy__(self, memo):
+        raise TypeError("an AsyncOptimizer cannot be copied; make another one, of the copied model's optimizer")
+
+
+def _span(p):
+    """The device of a parameter's memory, its first address and the one behind its end."""
+    begin = p.data_ptr()
+    return str(p.device), begin, begin + p.element_size() * (1 + sum((n - 1) * s for n, s in zip(p.shape, p.stride())))
+
+
+def _check(optimizer, staleness, every):
+    """Raise ValueError for arguments that make no sense."""
+    if isinstance(optimizer, Shared):
+        raise ValueError("the optimizer is a DistributedOptimizer or an AsyncOptimizer already: pass one of torch.optim")
+    if staleness is not None and (not isinstance(staleness, int) or not 1 <= staleness <= _MOST):
+        raise ValueError("staleness must be from 1 to %d, or None for no bound, not %r" % (_MOST, staleness))
+    if not isinstance(every, int) or every < 1:
+        raise ValueError("every must be a positive number of steps, not %r" % (every,))
+
+
+def _check_parameters(groups, named_parameters):
+    """The (name, parameter) pairs of the optimizer, in the order of named_parameters.  Raises for what cannot be shared."""
+    entries = list(named_parameters)
+    if any(not isinstance(entry, tuple) for entry in entries):
+        raise ValueError("named_parameters must be (name, parameter) pairs, such as model.named_parameters()")
+    own = {id(p) for group in groups for p in group["params"]}
+    first = {}  # names of tied parameters; the first counts
+    for name, p in entries:
+        if id(p) in own:
+            first.setdefault(id(p), (name, p))
+    if len(first) < len(own):
+        raise ValueError("%d of the optimizer's parameters are not in named_parameters" % (len(own) - len(first)))
+    named = list(first.values())
+    names = [name for name, _ in named]
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise ValueError("names in named_parameters must differ; more than once: %s" % ", ".join(doubles))
+    for name, p in named:
+        try:
+            calls.check(p)
+        except (TypeError, NotImplementedError) as reason:
+            raise type(reason)("parameter %s: %s" % (name, reason)) from None
+        if p.dtype not in _DTYPES:
+            raise TypeError("parameter %s is of %s, which loses small changes: keep parameters in float32 or float64, and compute "
+                            "with less in torch.autocast" % (name, p.dtype))
+    spans = sorted((*_span(p), name) for name, p in named if p.numel())
+    for (device, _, end, name), (next_device, begin, _, next_name) in zip(spans, spans[1:]):
+        if device == next_device and begin < end:
+            raise ValueError("parameters %s and %s share memory, so their changes would count twice: make them one Parameter"
+                             % (name, next_name))
+    return named
+
+
+def AsyncOptimizer(optimizer, named_parameters, staleness=None, every=1, overlap=True):
+    """An optimizer for asynchronous training: services keep the parameters, and each rank steps at its own pace.  No rank waits for
+    another unless there is a bound.  `optimizer` must not be used any more.
+
+    optimizer: any torch optimizer, over the same parameters on all ranks.  The result is an instance of its class too, and has its
+        state.  State is each rank's own: momentum is not exchanged.
+    named_parameters: (name, parameter) pairs, such as model.named_parameters(); must name all parameters of the optimizer, which
+        are of float32 or float64.
+    staleness: how many additions a rank may be ahead of the slowest, 1 to 255.  None: no bound.
+    every: steps between additions.
+    overlap: the next step begins at once.  At the end of a later step(), parameters become the newest values plus what this rank
+        has changed since.  False: step() waits for the newest values.
+
+    Parameters become rank 0's.  Buffers stay each rank's.  All ranks call finish() at the end of training.  A rank needs four times
+    the parameters' memory beside them.
+
+    Collective: every rank must create it over the same names, in the same order, with the same staleness and every.  If they differ,
+    Error is raised on all ranks.  A deep copy of it raises TypeError.  docs/async.md says when it pays.
+    """
+    name = "AsyncOptimizer %d" % _take_number()
+    try:
+        _check(optimizer, staleness, every)
+        named = _check_parameters(optimizer.param_groups, named_parameters)
+    except (TypeError, ValueError, NotImplementedError) as reason:
+        _calls.refuse(ALLGATHER, Call(name, space=STATE), reason)  # of compare()
+        raise
+    kind = type(type(optimizer).__name__, (_Async, type(optimizer)), {})
+    wrapped = kind.__new__(kind)
+    # Groups and state are shared with `optimizer`, so that a scheduler made before goes on working, and stay so (Shared); its wrapping
+    # of the instance's step is not ours.
+    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+    wrapped._tally_original = optimizer
+    wrapped._tally_share(name, named, staleness, every, overlap)
+    return wrapped

@@ -1,0 +1,534 @@
+"""tally.torch.AsyncOptimizer: services keep the parameters, and each rank adds its changes at its own pace."""
+
+import copy
+import random
+import signal
+import sys
+import time
+from unittest import mock
+
+import pytest
+import torch
+
+import jobs
+from test_ops import fails
+
+
+def model_of(seed, dtype=torch.float64):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).to(dtype)
+
+
+def gradients(model, seed):
+    """A backward of this rank's own data."""
+    data = torch.randn(11, 7, generator=torch.Generator().manual_seed(seed)).to(next(model.parameters()).dtype)
+    model.zero_grad()
+    loss = model(data).square().mean()
+    loss.backward()
+    return loss
+
+
+def words(model):
+    """The model's parameters, exactly."""
+    return [p.detach().reshape(-1).tolist() for p in model.parameters()]
+
+
+def asynchronous(model, optimizer=None, **options):
+    import tally.torch as hvd
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return hvd.AsyncOptimizer(optimizer, model.named_parameters(), **options)
+
+
+def trained(overlap, every, staleness, pause):
+    import tally.torch as hvd
+    model = model_of(hvd.rank())
+    optimizer = asynchronous(model, overlap=overlap, every=every, staleness=staleness)
+    ended = [words(model)]
+    for epoch in range(2):  # training goes on behind finish()
+        for step in range(7 + 5 * hvd.rank()):
+            gradients(model, 100 * hvd.rank() + step)
+            optimizer.step()
+            time.sleep(pause * hvd.rank())
+        optimizer.finish()
+        ended.append(words(model))
+    optimizer.finish()
+    ended.append(words(model))
+    return ended
+
+
+@pytest.mark.parametrize("overlap, every, staleness, pause", [
+    (True, 1, None, 0), (False, 1, None, 0.02), (True, 3, None, 0.002), (False, 2, 1, 0), (True, 1, 2, 0.01), (True, 100, 255, 0)])
+def test_all_ranks_end_with_the_same_parameters(four, overlap, every, staleness, pause):
+    results = four(trained, overlap, every, staleness, pause)
+    begun, one, two, again = results[0]
+    assert begun == words(model_of(0))
+    assert begun != one != two == again
+    assert all(result == results[0] for result in results)
+
+
+def alone(every):
+    """A rank's own changes, when no other rank has any."""
+    import tally.torch as hvd
+    model, plain = model_of(0), model_of(0)
+    optimizer = asynchronous(model, every=every, overlap=every == 2)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+    if hvd.rank() == 1:
+        for step in range(9):
+            gradients(model, step)
+            optimizer.step()
+            gradients(plain, step)
+            reference.step()
+    optimizer.finish()
+    return max((a - b).abs().max().item() for a, b in zip(model.parameters(), plain.parameters()))
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_alone_it_is_the_optimizer(two, every):
+    assert two(alone, every)[1] < 1e-14
+
+
+# --- optimizers ---------------------------------------------------------------------------------------------------------
+
+
+def stepped(kind):
+    import tally.torch as hvd
+    if kind == "Muon":
+        model = torch.nn.Linear(7, 5, bias=False)
+    elif kind == "SparseAdam":
+        model = torch.nn.Embedding(7, 5, sparse=True)
+    else:
+        model = model_of(hvd.rank(), torch.float32)
+    optimizer = asynchronous(model, getattr(torch.optim, kind)(model.parameters(), lr=0.01))
+    begun = words(model)
+
+    def closure():
+        if kind == "SparseAdam":
+            model.zero_grad()
+            loss = model(torch.arange(hvd.rank(), 5)).square().mean()
+            loss.backward()
+            return loss
+        return gradients(model, hvd.rank())
+
+    losses = [float(optimizer.step(closure)) for _ in range(4)]
+    optimizer.finish()
+    return losses[-1] < losses[0], begun != words(model), words(model), isinstance(optimizer, getattr(torch.optim, kind))
+
+
+KINDS = sorted(name for name, kind in vars(torch.optim).items()
+               if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name != "Optimizer")
+
+
+def test_all_optimizers_of_torch(two):
+    assert len(KINDS) > 10
+    for kind in KINDS:
+        (better, changed, ended, of_kind), other = two(stepped, kind)
+        assert better and changed and of_kind and ended == other[2], kind
+
+
+def scheduled(before):
+    """Learning rates of a scheduler that is made before or after the AsyncOptimizer."""
+    import warnings
+    model = model_of(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if before else None
+    optimizer = asynchronous(model, optimizer)
+    scheduler = scheduler or torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(4):
+            gradients(model, step)
+            optimizer.step()
+            scheduler.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+    optimizer.finish()
+    return rates
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_schedulers(two, before):
+    assert two(scheduled, before) == [[1.0, 0.5, 0.5, 0.25]] * 2
+
+
+def state_kept():
+    import tally.torch as hvd
+    model = model_of(0)
+    own = torch.optim.Adam(model.parameters(), lr=0.01)
+    gradients(model, hvd.rank())
+    own.step()
+    kept = copy.deepcopy(own.state_dict())
+    optimizer = asynchronous(model, own)
+    same = [str(optimizer.state_dict()) == str(kept)]
+    gradients(model, 5)
+    optimizer.step()
+    optimizer.load_state_dict(kept)
+    same.append(str(optimizer.state_dict()) == str(kept))
+    optimizer.zero_grad()
+    same.append(all(p.grad is None for p in model.parameters()))
+    gradients(model, 6)
+    optimizer.step()
+    optimizer.finish()
+    same.append(float(optimizer.state[next(model.parameters())]["step"]) == 2)
+    return same, words(model)
+
+
+def test_state_is_the_optimizers_own(two):
+    (same, ended), (other, there) = two(state_kept)
+    assert same == other == [True] * 4
+    assert ended == there
+
+
+def scaled():
+    """A GradScaler skips a step of rank 1 alone, whose gradients overflow."""
+    import tally.torch as hvd
+    model = model_of(0, torch.float32)
+    optimizer = asynchronous(model, overlap=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = words(model)
+    for step in range(3):
+        loss = model(torch.full((2, 7), float(step))).square().mean()
+        if hvd.rank() == 1 and step == 1:
+            loss = loss * float("inf")
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    optimizer.finish()
+    return scaler.get_scale(), words(model), before
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this PyTorch scales gradients on CUDA alone")
+def test_grad_scaler(two):
+    (scale, ended, before), (scale_1, ended_1, _) = two(scaled)
+    assert (scale, scale_1) == (4.0, 2.0)
+    assert before != ended == ended_1
+    assert all(abs(value) < 10 for p in ended for value in p)
+
+
+def several():
+    """Two optimizers, of which one has parameters of both dtypes; tied, frozen, empty and non-contiguous parameters; buffers."""
+    import tally.torch as hvd
+    rank = hvd.rank()
+    torch.manual_seed(rank)
+    first = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).double())
+    first[2].weight = first[0].weight
+    first[0].bias.requires_grad_(False)
+    first[2].bias.data = torch.randn(8)[::2]
+    first.register_parameter("none", torch.nn.Parameter(torch.empty(0, 3)))
+    first.register_parameter("scalar", torch.nn.Parameter(torch.tensor(float(rank))))
+    second = model_of(rank)
+    one = hvd.AsyncOptimizer(torch.optim.SGD(first.parameters(), lr=0.01), first.named_parameters(remove_duplicate=False), every=2)
+    two = asynchronous(second, staleness=3)
+    frozen = first[0].bias.tolist()
+    for step in range(5 + rank):
+        data = torch.randn(6, 4, generator=torch.Generator().manual_seed(step + 10 * rank))
+        one.zero_grad()
+        (first[3](first[:3](data).double()).square().mean() + first.scalar).backward()
+        one.step()
+        gradients(second, step)
+        two.step()
+    one.finish()
+    two.finish()
+    return words(first), words(second), frozen, first[0].bias.tolist(), first[1].num_batches_tracked.item()
+
+
+def test_several_optimizers_and_uncommon_parameters(four):
+    results = four(several)
+    assert all(result[:4] == results[0][:4] and result[2] == result[3] for result in results)
+    assert [result[4] for result in results] == [5, 6, 7, 8]
+
+
+class _Elsewhere(torch.nn.Parameter):
+    """Stands for a parameter in a GPU's memory: it must be copied."""
+
+    is_cpu = property(lambda self: False)
+
+
+def copied(elsewhere):
+    import tally.torch as hvd
+    model = model_of(hvd.rank())
+    if elsewhere:
+        model[0].weight = _Elsewhere(model[0].weight.detach().clone())
+    with mock.patch("tally.torch.device.of"):
+        optimizer = asynchronous(model, overlap=False, staleness=1)
+    assert len(optimizer._tally_shares[0].copies) == elsewhere
+    for step in range(4):
+        if hvd.rank() == step % 2:  # one after the other
+            gradients(model, step)
+            optimizer.step()
+        hvd.barrier()
+    optimizer.finish()
+    return words(model)
+
+
+def test_parameters_elsewhere_are_copied(two):
+    assert two(copied, True) == two(copied, False)
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------------------
+
+
+def refused():
+    import tally.torch as hvd
+    rank = hvd.rank()
+    model = model_of(0)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    small = model_of(0).to(torch.bfloat16 if rank == 1 else torch.float32)
+    bad = torch.nn.ParameterDict({"a": torch.zeros(4), "b": torch.zeros(4)})
+    bad["b"].data = bad["a"].data[2:]
+    wide = torch.nn.Linear(3 + rank // 3, 2)
+    optimizer = asynchronous(model)
+    said = [
+        fails(TypeError if rank == 1 else hvd.Error, lambda: asynchronous(small)),
+        fails(ValueError, lambda: asynchronous(bad)),
+        fails(hvd.Error, lambda: asynchronous(wide)),
+        fails(hvd.Error, lambda: asynchronous(model_of(0), staleness=1 + rank // 2)),
+        fails(hvd.Error, lambda: asynchronous(model_of(0), every=1 + (rank == 0))),
+        fails(ValueError, lambda: asynchronous(model_of(0), staleness=0)),
+        fails(ValueError, lambda: asynchronous(model_of(0), every=0)),
+        fails(ValueError, lambda: asynchronous(model, optimizer)),
+        fails(ValueError, lambda: hvd.AsyncOptimizer(sgd, list(model.named_parameters())[:1])),
+        fails(ValueError, lambda: hvd.AsyncOptimizer(sgd, model.parameters())),
+        fails(ValueError, lambda: hvd.AsyncOptimizer(sgd, [("x", p) for p in model.parameters()])),
+        fails(NotImplementedError, lambda: optimizer.add_param_group({"params": [torch.zeros(3)]})),
+        fails(TypeError, lambda: copy.deepcopy(optimizer)),
+    ]
+    gradients(model, rank)
+    optimizer.step()  # as if nothing had happened
+    optimizer.finish()
+    return said
+
+
+def test_what_cannot_be_shared_is_refused(four):
+    for said in four(refused):
+        for text, wanted in zip(said, [
+                "parameter 0.weight is of torch.bfloat16", "parameters a and b share memory",
+                "parameter 'weight' of shape (2, 3), torch.float32 on ranks 0-2, parameter 'weight' of shape (2, 4), torch.float32 on rank 3",
+                "staleness=1 on ranks 0-1, staleness=2 on ranks 2-3", "every=2 on rank 0, every=1 on ranks 1-3",
+                "staleness must be from 1 to 255, or None for no bound, not 0", "every must be a positive number of steps, not 0",
+                "already", "3 of the optimizer's parameters are not in named_parameters", "(name, parameter) pairs",
+                "more than once: x", "takes no more parameters", "cannot be copied"]):
+            assert wanted in text
+
+
+def diverged():
+    """The change of rank 1 is not finite in its third step."""
+    import tally.torch as hvd
+    model = model_of(0)
+    optimizer = asynchronous(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    said = None
+    for step in range(6):
+        gradients(model, step + 10 * hvd.rank())
+        before = [p.detach().clone() for p in model.parameters()]
+        if hvd.rank() == 1 and step == 2:
+            model[2].bias.grad[1] = float("nan")
+            said = fails(FloatingPointError, optimizer.step)
+            with torch.no_grad():
+                for p, value in zip(model.parameters(), before):
+                    p.copy_(value)
+        else:
+            optimizer.step()
+    optimizer.finish()
+    return said, all(torch.isfinite(p).all() for p in model.parameters()), words(model)
+
+
+def test_a_rank_that_diverges_keeps_it_to_itself(two):
+    (said, finite, ended), (said_1, finite_1, ended_1) = two(diverged)
+    assert said is None and "the change of parameter 2.bias is not finite" in said_1
+    assert finite and finite_1 and ended == ended_1
+
+
+def large():
+    """Changes whose sum overflows are finite."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    optimizer = asynchronous(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    model.weight.grad = torch.full((2, 2), -3e38)
+    optimizer.step()
+    model.weight.grad = torch.zeros(2, 2)
+    return torch.isfinite(model.weight).all().item()
+
+
+def test_large_changes(two):
+    assert two(large) == [True, True]
+
+
+_armed = [False]  # a signal handler may raise
+
+
+class _Counting(torch.optim.Optimizer):
+    """Adds 1 to each element.  No signal handler breaks that off."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.counter = [0]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        armed, _armed[0] = _armed[0], False
+        for group in self.param_groups:
+            for p in group["params"]:
+                p += 1
+        self.counter[0] += 1
+        _armed[0] = armed
+
+
+class _BrokenOff(Exception):
+    pass
+
+
+def counted():
+    """Parameters of both dtypes, and an optimizer that counts them up."""
+    model = torch.nn.ParameterList([torch.zeros(300, 100, dtype=torch.float64), torch.zeros(7), torch.zeros(1000, 30)])
+    return model, _Counting(model.parameters())
+
+
+def outcome(optimizer, model, broken):
+    """How many steps the optimizer has made, how many were broken off, and what values the parameters have."""
+    optimizer.finish()
+    return optimizer.counter[0], broken, sorted({value for p in model for value in p.detach().reshape(-1).tolist()})
+
+
+def check_outcomes(results, least):
+    assert sum(one[1] for one in results) > least
+    assert [one[2] for one in results] == [[sum(one[0] for one in results)]] * len(results)
+
+
+def broken_off(overlap, every, staleness):
+    """Steps that a signal handler breaks off anywhere."""
+    import tally.torch as hvd
+    model, counting = counted()
+    optimizer = asynchronous(model, counting, overlap=overlap, every=every, staleness=staleness)
+    broken, chance = 0, random.Random(hvd.rank())
+
+    def handler(*_):
+        if _armed[0]:
+            _armed[0] = False
+            raise _BrokenOff
+
+    previous = signal.signal(signal.SIGALRM, handler)
+    try:
+        for _ in range(150):
+            try:
+                _armed[0] = True
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 3e-3))
+                optimizer.step()
+            except _BrokenOff:
+                broken += 1
+            finally:
+                _armed[0] = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    return outcome(optimizer, model, broken)
+
+
+@pytest.mark.parametrize("overlap, every, staleness", [(True, 1, None), (False, 1, 2), (True, 3, 1)])
+def test_steps_broken_off_anywhere_count_once(four, overlap, every, staleness):
+    check_outcomes(four(broken_off, overlap, every, staleness), 20)
+
+
+def broken_off_at(call, number):
+    """Call a function, and break it off at the `number`-th line of async_optimizer.py.  Returns whether it has so many."""
+    def of_module(frame, event, _):
+        return line if frame.f_code.co_filename.endswith("async_optimizer.py") else None
+
+    def line(frame, event, _):
+        nonlocal number
+        if event == "line":
+            number -= 1
+            if not number:
+                raise _BrokenOff
+        return line
+
+    sys.settrace(of_module)
+    try:
+        call()
+        return False
+    except _BrokenOff:
+        return True
+    finally:
+        sys.settrace(None)
+
+
+def broken_off_at_each_line(overlap):
+    model, counting = counted()
+    optimizer = asynchronous(model, counting, overlap=overlap, staleness=1)
+    optimizer.step()
+    number = 1
+    while broken_off_at(optimizer.step, number):
+        number += 1
+    return outcome(optimizer, model, number)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_steps_broken_off_at_each_line_count_once(two, overlap):
+    check_outcomes(two(broken_off_at_each_line, overlap), 60)
+
+
+def raising():
+    """A closure that raises: nothing is lost, and the next step goes on."""
+    model = model_of(0)
+    optimizer = asynchronous(model)
+
+    def closure():
+        raise KeyError("data")
+
+    for step in range(4):
+        gradients(model, step)
+        optimizer.step()
+        fails(KeyError, lambda: optimizer.step(closure))
+    optimizer.finish()
+    return words(model)
+
+
+def test_a_closure_raises(two):
+    one, other = two(raising)
+    assert one == other
+
+
+def begun_anew():
+    """An optimizer of a job that has ended is of no use in the next one, and says so."""
+    import tally.torch as hvd
+    model = model_of(0)
+    optimizer = asynchronous(model)
+    gradients(model, 0)
+    optimizer.step()
+    hvd.shutdown()
+    said = [fails(hvd.NotInitializedError, optimizer.step)]
+    hvd.init()
+    said += [fails(RuntimeError, optimizer.step), fails(RuntimeError, optimizer.finish)]
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(hvd.rank() + 1)
+    optimizer = asynchronous(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return said, words(model)
+
+
+def test_a_restart_begins_with_rank_0s_parameters(two):
+    for (ended, step, finish), values in two(begun_anew):
+        assert "not initialised" in ended and "has ended: make another one" in step == finish
+        assert {value for p in values for value in p} == {1.0}
+
+
+LEAVES = """
+import torch, sys, time
+import tally.torch as hvd
+hvd.init()
+model = torch.nn.Linear(3, 3)
+optimizer = hvd.AsyncOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), staleness=2)
+for step in range(3 if hvd.rank() == 1 else 20):
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+if hvd.rank() == 1:
+    hvd.shutdown()
+    sys.exit()
+print("not reached")
+"""
+
+
+def test_a_rank_that_stops_early_without_finish(tmp_path):
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    status, output = jobs.run(3, 1, [tmp_path / "leaves.py"])
+    assert status not in (0, None)
+    assert "rank 1 has left the job without tally_join" in output
+    assert "not reached" not in output
