@@ -306,18 +306,17 @@ static void comm_greet(tally_comm *c)
     tly_pace_foretell(c, best, sizeof best);
     comm_tell_spare(c, spare, sizeof spare);
     if (c->local_has_all)
-        snprintf(media, sizeof media, "%s%s",
-                 tly_local_direct(c->local) ? "shared memory" : "shared memory, through copies",
-                 tly_gpus_device(c->local) ? ", GPUs in groups" : "");
+        snprintf(media, sizeof media, "%s",
+                 tly_local_direct(c->local) ? "shared memory" : "shared memory, through copies");
     else
         comm_list_media(c, media, sizeof media);
     snprintf(text, sizeof text,
-             "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s; "
+             "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s%s; "
              "parts of %u KB, %ssums along the tree over %s%s%s",
              TALLY_VERSION, c->rank, c->size, here, c->machine, c->machines, comm_count_tallyd(r),
-             c->member.coordinator, media, c->epoch->part_bytes >> 10,
-             tly_teams_push(&c->teams) ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best,
-             spare);
+             c->member.coordinator, media, c->local && tly_gpus_device(c->local) ? ", GPUs in groups" : "",
+             c->epoch->part_bytes >> 10, tly_teams_push(&c->teams) ? "pushed once a machine, " : "",
+             flat ? "ranks" : "machines", best, spare);
     tly_loop_unlock(&c->loop);
     free(sizes);
     free(order);

@@ -1,7 +1,7 @@
 /* order.c - order.h.
  *
  * Piece n has slot n modulo TLY_ORDER_SLOTS on every GPU.  The slot is free again once nobody reads it: the owner has added it,
- * and if it is the owner's, all GPUs have the result. */
+ * and if it is the owner's, all GPUs have the result.  The host may keep it longer. */
 #include "device/order.h"
 
 static uint64_t order_slot(uint64_t piece)
@@ -12,6 +12,11 @@ static uint64_t order_slot(uint64_t piece)
 static int order_owner(const struct tly_order *o, uint64_t piece)
 {
     return o->slot[order_slot(piece)].owner;
+}
+
+static bool order_has(const struct tly_order *o, enum tly_order_step step, uint64_t piece)
+{
+    return o->slot[order_slot(piece)].steps >> step & 1;
 }
 
 static bool order_ended(const struct tly_order *o, int member, enum tly_order_step step, uint64_t piece)
@@ -32,11 +37,15 @@ static bool order_all_ended(const struct tly_order *o, enum tly_order_step step,
 static bool order_has_left(const struct tly_order *o, uint64_t piece)
 {
     int owner = order_owner(o, piece);
+    if (o->slot[order_slot(piece)].kept && !o->slot[order_slot(piece)].result)
+        return false;
+    if (!order_has(o, TLY_STEP_OUT, piece))
+        return order_ended(o, owner, TLY_STEP_SUM, piece);
     return owner == o->me ? order_all_ended(o, TLY_STEP_OUT, piece)
                           : order_ended(o, o->me, TLY_STEP_OUT, piece);
 }
 
-bool tly_order_post(struct tly_order *o, int owner)
+bool tly_order_post(struct tly_order *o, int owner, unsigned steps, bool kept)
 {
     while (o->oldest < o->posted && order_has_left(o, o->oldest))
         o->oldest++;
@@ -44,8 +53,11 @@ bool tly_order_post(struct tly_order *o, int owner)
         return false;
     uint64_t slot = order_slot(o->posted++);
     o->slot[slot].owner = (uint8_t)owner;
+    o->slot[slot].steps = (uint8_t)steps;
     o->slot[slot].begun = 0;
+    o->slot[slot].kept = kept;
     o->slot[slot].result = false;
+    atomic_store_explicit(&o->board[o->me]->posted, o->posted, memory_order_release);
     return true;
 }
 
@@ -73,7 +85,7 @@ bool tly_order_begin(struct tly_order *o, enum tly_order_step step, uint64_t *pi
 {
     for (uint64_t n = o->oldest; n < o->posted && o->under_way[step] < o->most; n++) {
         uint8_t *begun = &o->slot[order_slot(n)].begun;
-        if ((*begun >> step & 1) || !order_is_ready(o, step, n))
+        if (!order_has(o, step, n) || (*begun >> step & 1) || !order_is_ready(o, step, n))
             continue;
         *begun |= (uint8_t)(1u << step);
         o->under_way[step]++;

@@ -33,6 +33,7 @@ struct gpu {
 static struct gpu gpus[MOST_MEMBERS];
 static struct tly_order_board boards[MOST_MEMBERS];
 static int members, owner[PIECES], on_host[PIECES], hosted;
+static unsigned steps[PIECES];
 static uint64_t seed;
 
 static unsigned below(unsigned n)
@@ -77,7 +78,7 @@ static void begins(int gpu, enum tly_order_step step, uint64_t piece)
     case TLY_STEP_BACK:
         assert_int_equal(owner[piece], gpu);
         assert_int_equal(on_host[piece], 2);
-        write_slot(gpu, piece, GRADIENTS);
+        write_slot(gpu, piece, steps[piece] == TLY_ORDER_ALL ? GRADIENTS : NOTHING);
         break;
     default:
         read_slot(owner[piece], piece, RESULT);
@@ -112,7 +113,9 @@ static bool post_and_begin(struct gpu *g, int me)
     struct tly_order *o = &g->order;
     enum tly_order_step step = (enum tly_order_step)below(TLY_STEPS);
     uint64_t piece;
-    bool posted = o->posted < PIECES && below(2) && tly_order_post(o, owner[o->posted]);
+    bool posted = o->posted < PIECES && below(2) &&
+                  tly_order_post(o, owner[o->posted], steps[o->posted],
+                                 steps[o->posted] == TLY_ORDER_OUTWARD && owner[o->posted] == me);
     if (!tly_order_begin(o, step, &piece))
         return posted;
     begins(me, step, piece);
@@ -135,11 +138,16 @@ static bool end_one(struct gpu *g, int me)
     return true;
 }
 
+static bool host_may_end(uint64_t n)
+{
+    return on_host[n] == 1 && gpus[owner[n]].order.posted > n;
+}
+
 /* The host is done with some sum, in any order. */
 static bool end_on_host(void)
 {
     uint64_t n = below(PIECES), end = n + PIECES;
-    while (n < end && on_host[n % PIECES] != 1)
+    while (n < end && !host_may_end(n % PIECES))
         n++;
     if (n == end)
         return false;
@@ -154,8 +162,14 @@ static void run(void)
     memset(boards, 0, sizeof boards);
     memset(on_host, 0, sizeof on_host);
     members = 1 + (int)below(MOST_MEMBERS);
-    for (int i = 0; i < PIECES; i++)
+    int results = 0;
+    for (int i = 0; i < PIECES; i++) {
+        static const unsigned kinds[] = {TLY_ORDER_ALL, TLY_ORDER_OUTWARD, TLY_ORDER_INWARD};
         owner[i] = (int)below((unsigned)members);
+        steps[i] = kinds[below(3)];
+        on_host[i] = steps[i] == TLY_ORDER_INWARD; /* from elsewhere */
+        results += steps[i] != TLY_ORDER_OUTWARD;
+    }
     for (int i = 0; i < members; i++) {
         struct tly_order *o = &gpus[i].order;
         *o = (struct tly_order){.members = members, .me = i, .most = 1 + (int)below(MOST)};
@@ -172,9 +186,9 @@ static void run(void)
         idle = moved ? 0 : idle + 1;
     }
     for (int i = 0; i < members; i++) {
-        assert_int_equal(gpus[i].outs, PIECES);
+        assert_int_equal(gpus[i].outs, results);
         for (int n = 0; n < TLY_ORDER_SLOTS; n++) /* all slots are free */
-            assert_true(tly_order_post(&gpus[i].order, 0));
+            assert_true(tly_order_post(&gpus[i].order, 0, TLY_ORDER_ALL, false));
     }
 }
 
@@ -194,7 +208,8 @@ static void a_slow_gpu(void **state)
     struct tly_order a = {.members = 2, .me = 0, .most = 1, .board = {&boards[0], &boards[1]}}, b = a;
     b.me = 1;
     for (uint64_t n = 0; n < TLY_ORDER_SLOTS; n++) {
-        assert_true(tly_order_post(&a, 0) && tly_order_post(&b, 0));
+        assert_true(tly_order_post(&a, 0, TLY_ORDER_ALL, false) &&
+                    tly_order_post(&b, 0, TLY_ORDER_ALL, false));
         assert_false(tly_order_begin(&a, TLY_STEP_SUM, &piece));
         assert_true(tly_order_begin(&a, TLY_STEP_IN, &piece) && piece == n);
         tly_order_end(&a, TLY_STEP_IN, n);
@@ -213,12 +228,12 @@ static void a_slow_gpu(void **state)
         assert_true(tly_order_begin(&a, TLY_STEP_OUT, &piece));
         tly_order_end(&a, TLY_STEP_OUT, n);
     }
-    assert_false(tly_order_post(&a, 1));
+    assert_false(tly_order_post(&a, 1, TLY_ORDER_ALL, false));
     assert_true(tly_order_begin(&b, TLY_STEP_OUT, &piece) && piece == 0);
-    assert_false(tly_order_post(&a, 1));
+    assert_false(tly_order_post(&a, 1, TLY_ORDER_ALL, false));
     tly_order_end(&b, TLY_STEP_OUT, 0);
-    assert_true(tly_order_post(&a, 1) && tly_order_post(&b, 1));
-    assert_false(tly_order_post(&a, 1));
+    assert_true(tly_order_post(&a, 1, TLY_ORDER_ALL, false) && tly_order_post(&b, 1, TLY_ORDER_ALL, false));
+    assert_false(tly_order_post(&a, 1, TLY_ORDER_ALL, false));
     assert_true(tly_order_begin(&a, TLY_STEP_IN, &piece) && piece == TLY_ORDER_SLOTS);
 }
 

@@ -263,7 +263,7 @@ static void flow_begin_all(struct flow_run *r)
         uint64_t n;
         while (o->posted < r->pieces) {
             int owner = r->interval[r->piece[o->posted].interval].owner[r->plan->way.group[g]];
-            if (!tly_order_post(o, flow_place(r, owner)))
+            if (!tly_order_post(o, flow_place(r, owner), TLY_ORDER_ALL, false))
                 break;
         }
         r->posted = o->posted > r->posted ? o->posted : r->posted;

@@ -43,7 +43,8 @@ static bool carry_spread_at_once(struct tly_local *l, struct tly_local_piece *pi
     if ((uint64_t)piece->length * (tly_local_group_of(l, op)->size - 1) > LITTLE || atomic_load(&l->failed) ||
         pthread_mutex_trylock(&l->lock) != 0)
         return false;
-    bool done = op->held && op->meeting && tly_team_spread(l, op->meeting, piece);
+    bool done = op->held && op->meeting && op->meeting->way == &tly_way_team &&
+                tly_team_spread(l, op->meeting, piece);
     if (done && op->meeting->way->is_finished(op->meeting))
         tly_posts_finish(l, op->meeting);
     pthread_mutex_unlock(&l->lock);

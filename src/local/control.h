@@ -53,7 +53,8 @@ struct tly_post {
     uint16_t work; /* the entry, and its generation */
     uint8_t call;  /* its number; 0: there is no post */
     uint8_t flags;
-    _Atomic uint32_t
+    bool gpu; /* the tensor is on a GPU that sums in a group */
+    _Atomic uint16_t
         there; /* 0: none yet.  Last, release; pairs with acquire in the readers.  Cleared before the one before */
 };
 _Static_assert(sizeof(struct tly_post) == 64, "posts begin at multiples of 64");
@@ -91,11 +92,26 @@ enum { TLY_WAKE_THREAD = 1, TLY_WAKE_WAITERS = 2 };    /* control.wanted, as a f
 /* Of GPUs that sum in groups (gpus.h).  Other ranks read it after its owner has closed. */
 enum { TLY_GPUS_LISTED = 64 };
 enum { TLY_GPUS_STOPPED = 1, TLY_GPUS_LEFT = 2 };
+enum { TLY_GPUS_OWNER = 255 }; /* carries: the owner in the first group */
+
+/* Bytes of a tensor that all ranks of the machine are to post as pieces. */
+struct tly_gpus_entry {
+    uint64_t round; /* its name */
+    uint64_t at, bytes;
+    uint32_t chunk; /* most bytes of a piece; owners have pieces in turn */
+    uint8_t carrier, steps;
+};
+
 struct tly_gpus_control {
     _Alignas(64) _Atomic uint32_t end; /* STOPPED: reads no result any more; LEFT: maps no buffer any more */
-    _Atomic uint64_t taken;            /* operations of the list of which this rank has posted all pieces */
-    _Atomic uint64_t listed;        /* rank 0's: how many operations there are in the list, ever; release */
-    uint64_t list[TLY_GPUS_LISTED]; /* names of rounds */
+    _Atomic uint64_t taken;            /* entries of rank 0's list of which this rank has posted all pieces */
+    uint32_t posted;                   /* pieces of the next entry */
+    _Atomic uint64_t landed;           /* results that this rank, as their carrier, has reported; release */
+    struct tly_gpus_entry landing[TLY_GPUS_LISTED];
+    /* rank 0's */
+    _Atomic uint64_t listed; /* how many entries there are in the list, ever; release */
+    struct tly_gpus_entry list[TLY_GPUS_LISTED];
+    _Atomic uint64_t heard[TLY_LOCAL_RANKS]; /* of each rank's results, those that are in the list */
 };
 
 /* Written by its owner, but for the bell, the work entries, the doubts and what others ask. */

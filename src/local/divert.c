@@ -20,16 +20,17 @@ static bool divert_is_refused(const struct tly_local *l, const struct tly_local_
     return false;
 }
 
-/* Can zeros stand for those that have joined?  They can in posts and in the pool, and not in windows, nor in a team. */
+/* Can zeros stand for those that have joined?  They can in posts and in the pool, and not in windows, on GPUs, nor in a team. */
 static bool divert_can_spare(const struct tly_local *l, const struct tly_local_round *r)
 {
     const struct tly_local_op *op = r->op;
-    bool pooled = true;
+    bool pooled = true, gpu = false;
     for (uint32_t i = 0; i < r->group->size; i++) {
         const struct tly_post *p = tly_local_post(r, i);
         pooled &= !p->call || tly_post_is_pooled(p);
+        gpu |= p->call && p->gpu;
     }
-    return !r->unaided && op->call->spares && op->call->spares(op->root) &&
+    return !r->unaided && !gpu && op->call->spares && op->call->spares(op->root) &&
            ((r->posts[l->me].flags & TLY_POST_EAGER) || pooled);
 }
 

@@ -48,6 +48,8 @@ struct tly_local_round {
     uint64_t order;   /* place in rank 0's ring: of its post, or read to when a group without it posted */
     uint64_t moved;   /* bytes of the result in this rank's memory; once it has begun */
     uint32_t chunks, chunk_bytes, gen; /* of a team: its parts */
+    _Atomic uint64_t
+        got; /* where GPUs sum: bytes of the result that are in the tensor; written under the GPUs' lock */
     struct tly_work *work;
     uint8_t *data; /* owned: payloads, `room` each */
     uint32_t room;

@@ -58,7 +58,7 @@ struct tly_gpus {
     struct {
         struct tly_gpus_piece of;
         uint8_t owner;
-        bool summed, result; /* here: its group's sum is on the host; the sum of all is */
+        bool result; /* the host is done with it */
     } piece[TLY_ORDER_SLOTS];
     struct gpus_lane lane[TLY_STEPS];
 };
@@ -85,9 +85,17 @@ static bool gpus_is_half(int dtype)
 }
 
 /* A group's sum of 16-bit floats is in float32. */
-uint32_t tly_gpus_piece_bytes(const struct tly_local *l, int dtype)
+uint32_t tly_gpus_piece_bytes(const struct tly_local *l, const struct tly_local_op *op)
 {
-    return l->gpus->groups > 1 && gpus_is_half(dtype) ? TLY_GPUS_SLOT / 2 : TLY_GPUS_SLOT;
+    return l->gpus->groups > 1 && gpus_is_half(op->dtype) ? TLY_GPUS_SLOT / 2 : TLY_GPUS_SLOT;
+}
+
+uint32_t tly_gpus_share_bytes(const struct tly_local *l, const struct tly_local_op *op, uint64_t part)
+{
+    const uint64_t element = tly_reduce_element_size(op->dtype), owners = l->gpus->each;
+    const uint64_t most = tly_gpus_piece_bytes(l, op) / element, count = part / element;
+    const uint64_t pieces = (count + owners * most - 1) / (owners * most) * owners;
+    return (uint32_t)((count + pieces - 1) / pieces * element);
 }
 
 const struct tly_device *tly_gpus_device(const struct tly_local *l)
@@ -111,47 +119,81 @@ static enum tly_lane gpus_lane_of(enum tly_order_step step)
     return (enum tly_lane)(TLY_LANE_GROUP + (int)step);
 }
 
+/* Does the owner's kernel write the result itself? */
+static bool gpus_is_whole(const struct tly_gpus *g, const struct tly_gpus_piece *p)
+{
+    return p->steps == TLY_ORDER_ALL && g->groups == 1;
+}
+
+static struct tly_reduction gpus_how(const struct tly_gpus *g, const struct tly_gpus_piece *p)
+{
+    const struct tly_local_op *op = p->round->op;
+    return p->steps == TLY_ORDER_ALL ? tly_work_how(g->local, op) : tly_team_how(op);
+}
+
+static int gpus_give_in(struct tly_gpus *g, const struct tly_gpus_piece *p, uint8_t *slot, uint8_t *staged,
+                        struct tly_mark **mark)
+{
+    const struct tly_local_op *op = p->round->op;
+    const enum tly_lane lane = gpus_lane_of(TLY_STEP_IN);
+    const uint8_t *from = (const uint8_t *)op->input + p->at;
+    int err = op->gpu ? tly_device_after(g->device, lane, op->gpu->ready) : 0;
+    if (!op->gpu)
+        from = memcpy(staged, from, p->bytes);
+    return err ? err : tly_device_copy(g->device, lane, slot, from, p->bytes, mark);
+}
+
 /* Give the step to its stream. */
 static int gpus_give(struct tly_gpus *g, enum tly_order_step step, uint64_t n, struct tly_mark **mark)
 {
     const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
-    const struct tly_local_op *op = p->op;
+    const struct tly_local_op *op = p->round->op;
     uint8_t *slot = gpus_in_buffer(g->buffer, n), *staged = gpus_staging(g->own, n);
-    struct tly_reduction how = tly_work_how(g->local, op);
+    struct tly_reduction how = gpus_how(g, p);
     const enum tly_lane lane = gpus_lane_of(step);
     const void *in[TLY_GPUS_EACH];
-    int err;
     switch (step) {
     case TLY_STEP_IN:
-        err = tly_device_after(g->device, lane, op->gpu->ready);
-        return err ? err
-                   : tly_device_copy(g->device, lane, slot, (const uint8_t *)op->input + p->at, p->bytes,
-                                     mark);
+        return gpus_give_in(g, p, slot, staged, mark);
     case TLY_STEP_SUM:
         how.to_partial = g->groups > 1;
         for (uint32_t i = 0; i < g->each; i++)
             in[i] = gpus_in_buffer(g->mapped[i], n);
-        return tly_device_sum(g->device, lane, &how, (int)g->each, in, g->groups > 1 ? staged : slot,
+        return tly_device_sum(g->device, lane, &how, (int)g->each, in, gpus_is_whole(g, p) ? slot : staged,
                               p->bytes / tly_reduce_element_size(op->dtype), mark);
     case TLY_STEP_BACK:
         return tly_device_copy(g->device, lane, slot, staged, p->bytes, mark);
     default:
-        return tly_device_copy(g->device, lane, (uint8_t *)op->output + p->at,
+        return tly_device_copy(g->device, lane, op->gpu ? (uint8_t *)op->output + p->at : staged,
                                gpus_in_buffer(g->mapped[g->piece[gpus_slot(n)].owner], n), p->bytes, mark);
     }
 }
 
+/* The result is in this rank's tensor, or in its staging if that is on the host. */
+static void gpus_came_out(struct tly_gpus *g, const struct tly_gpus_piece *p, uint64_t n)
+{
+    const struct tly_local_op *op = p->round->op;
+    if (!op->gpu)
+        memcpy((uint8_t *)op->output + p->at, gpus_staging(g->own, n), p->bytes);
+    /* release: whoever sees the last byte sees the result */
+    atomic_fetch_add_explicit(&p->round->got, p->bytes, memory_order_release);
+}
+
 static void gpus_ended(struct tly_gpus *g, enum tly_order_step step, uint64_t n)
 {
-    size_t slot = gpus_slot(n);
+    const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
+    if (step == TLY_STEP_OUT && p->round) /* before the staging is free */
+        gpus_came_out(g, p, n);
     tly_order_end(&g->order, step, n);
-    if (step == TLY_STEP_SUM) {
-        g->piece[slot].summed = true;
-        if (g->groups == 1) /* the sum is where the others read it */
-            tly_order_result(&g->order, n);
-    }
-    if (step == TLY_STEP_OUT) /* release: whoever sees the last one sees the result */
-        atomic_fetch_add_explicit(&g->piece[slot].of.work->done, 1, memory_order_release);
+    if (step == TLY_STEP_SUM && gpus_is_whole(g, p))
+        tly_order_result(&g->order, n);
+}
+
+/* Does the step move nothing on this GPU? */
+static bool gpus_is_void(const struct tly_gpus *g, enum tly_order_step step, uint64_t n)
+{
+    const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
+    return !p->round || (step == TLY_STEP_BACK && gpus_is_whole(g, p));
 }
 
 static bool gpus_begin_step(struct tly_gpus *g, enum tly_order_step step)
@@ -161,7 +203,7 @@ static bool gpus_begin_step(struct tly_gpus *g, enum tly_order_step step)
     uint64_t n;
     if (!tly_order_begin(&g->order, step, &n))
         return false;
-    if (step == TLY_STEP_BACK && g->groups == 1) {
+    if (gpus_is_void(g, step, n)) {
         gpus_ended(g, step, n);
         tly_local_tell(g->local);
         return true;
@@ -217,12 +259,18 @@ static void *gpus_wait(void *arg)
     return NULL;
 }
 
-/* --- the sum over groups ------------------------------------------------------------------------------------- */
+/* --- on the host --------------------------------------------------------------------------------------------- */
 
 /* The rank of a group that owns the piece. */
 static uint32_t gpus_owner(const struct tly_gpus *g, uint32_t group, uint64_t n)
 {
     return group * g->each + g->piece[gpus_slot(n)].owner;
+}
+
+static uint32_t gpus_carrier(const struct tly_gpus *g, uint64_t n)
+{
+    uint8_t carrier = g->piece[gpus_slot(n)].of.carrier;
+    return carrier == TLY_GPUS_OWNER ? gpus_owner(g, 0, n) : carrier;
 }
 
 static bool gpus_all_summed(const struct tly_gpus *g, uint64_t n)
@@ -234,39 +282,120 @@ static bool gpus_all_summed(const struct tly_gpus *g, uint64_t n)
     return all;
 }
 
-/* Into the owners' staging, over the groups' sums: a result is no longer than those. */
-static void gpus_sum_on_host(struct tly_gpus *g, uint64_t n)
+/* Has every owner posted the piece, so that its staging is free for the result? */
+static bool gpus_all_posted(const struct tly_gpus *g, uint64_t n)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < g->groups && all; i++)
+        all = atomic_load_explicit(&g->of[gpus_owner(g, i, n)]->board.posted, memory_order_acquire) > n;
+    return all;
+}
+
+/* Sum a block of the groups' sums. */
+static void gpus_sum_block(struct tly_gpus *g, uint64_t n, uint32_t at, uint32_t bytes, uint8_t *sum)
 {
     const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
-    const uint32_t wider = gpus_is_half(p->op->dtype) ? 2 : 1;
-    struct tly_reduction how = tly_work_how(g->local, p->op);
-    _Alignas(64) uint8_t sum[BLOCK];
+    const struct tly_local_op *op = p->round->op;
+    const uint32_t wider = gpus_is_half(op->dtype) ? 2 : 1;
+    struct tly_reduction how = gpus_how(g, p);
+    const void *in[TLY_LOCAL_RANKS];
     how.from_partials = true;
+    for (uint32_t i = 0; i < g->groups; i++)
+        in[i] = gpus_staging(g->of[gpus_owner(g, i, n)], n) + (size_t)at * wider;
+    tly_reduce(&how, (int)g->groups, in, sum, bytes / tly_reduce_element_size(op->dtype));
+}
+
+/* Into the owners' staging, over the groups' sums: a result is no longer than those. */
+static void gpus_sum_for_owners(struct tly_gpus *g, uint64_t n)
+{
+    const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
+    _Alignas(64) uint8_t sum[BLOCK];
     for (uint32_t at = 0; at < p->bytes; at += BLOCK) {
         uint32_t bytes = p->bytes - at < BLOCK ? p->bytes - at : BLOCK;
-        const void *in[TLY_LOCAL_RANKS];
-        for (uint32_t i = 0; i < g->groups; i++)
-            in[i] = gpus_staging(g->of[gpus_owner(g, i, n)], n) + (size_t)at * wider;
-        tly_reduce(&how, (int)g->groups, in, sum, bytes / tly_reduce_element_size(p->op->dtype));
+        gpus_sum_block(g, n, at, bytes, sum);
         for (uint32_t i = 0; i < g->groups; i++)
             memcpy(gpus_staging(g->of[gpus_owner(g, i, n)], n) + at, sum, bytes);
     }
-    atomic_store_explicit(&g->own->hosted[gpus_slot(n)], n + 1, memory_order_release);
-    tly_local_tell(g->local);
 }
 
-/* Sum over groups, or see that sum, for each piece that this rank owns.  True: a result is there. */
+/* The part of the operation in which the carrier's piece lies; it waits for its sum. */
+static struct tly_local_piece *gpus_part_of(const struct tly_gpus_piece *p)
+{
+    struct tly_local_op *op = p->round->op;
+    for (struct tly_list *n = op->pieces.next; n != &op->pieces; n = n->next) {
+        struct tly_local_piece *part = tly_list_entry(n, struct tly_local_piece, node);
+        if (p->at - part->place < part->length)
+            return part;
+    }
+    return NULL;
+}
+
+/* Into memory of the operation, from where the sum is sent once all of its part is there. */
+static void gpus_sum_to_send(struct tly_gpus *g, uint64_t n)
+{
+    const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
+    struct tly_local_piece *part = gpus_part_of(p);
+    uint8_t *sum = p->round->op->sums + p->at;
+    if (g->groups > 1)
+        gpus_sum_block(g, n, 0, p->bytes, sum);
+    else
+        memcpy(sum, gpus_staging(g->of[gpus_owner(g, 0, n)], n), p->bytes);
+    part->done += p->bytes;
+    if (part->done < part->length)
+        return;
+    part->done = 0;
+    tly_list_remove(&part->node);
+    g->local->calls->summed(g->local->user, part);
+}
+
+/* To the owners' staging. */
+static void gpus_hand_out(struct tly_gpus *g, uint64_t n)
+{
+    const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
+    for (uint32_t i = 0; i < g->groups; i++)
+        memcpy(gpus_staging(g->of[gpus_owner(g, i, n)], n), p->round->op->sums + p->at, p->bytes);
+}
+
+/* The carrier's work.  False: not yet. */
+static bool gpus_carry(struct tly_gpus *g, uint64_t n)
+{
+    const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
+    bool sums = p->steps & 1 << TLY_STEP_SUM;
+    if (!(sums ? gpus_all_summed(g, n) : gpus_all_posted(g, n)))
+        return false;
+    if (p->round && !sums)
+        gpus_hand_out(g, n);
+    else if (p->round && p->steps == TLY_ORDER_ALL)
+        gpus_sum_for_owners(g, n);
+    else if (p->round)
+        gpus_sum_to_send(g, n);
+    atomic_store_explicit(&g->own->hosted[gpus_slot(n)], n + 1, memory_order_release);
+    tly_local_tell(g->local);
+    return true;
+}
+
+/* Does this rank carry or own the piece, so that it minds the host's share of it? */
+static bool gpus_minds_host(const struct tly_gpus *g, uint64_t n)
+{
+    const size_t slot = gpus_slot(n);
+    return (g->piece[slot].owner == g->order.me || gpus_carrier(g, n) == g->local->me) &&
+           !gpus_is_whole(g, &g->piece[slot].of);
+}
+
+/* Do the host's share of pieces that this rank carries, and see what other carriers have done of those that it owns.  True: some
+ * went on. */
 static bool gpus_look_on_host(struct tly_gpus *g)
 {
     bool any = false;
-    for (uint64_t n = g->order.oldest; n < g->order.posted && g->groups > 1; n++) {
-        size_t slot = gpus_slot(n);
-        if (g->piece[slot].owner != g->order.me || !g->piece[slot].summed || g->piece[slot].result)
+    for (uint64_t n = g->order.oldest; n < g->order.posted; n++) {
+        const size_t slot = gpus_slot(n);
+        if (g->piece[slot].result || !gpus_minds_host(g, n))
             continue;
-        struct tly_gpus_shared *first = g->of[gpus_owner(g, 0, n)];
-        if (first == g->own && gpus_all_summed(g, n))
-            gpus_sum_on_host(g, n);
-        if (atomic_load_explicit(&first->hosted[slot], memory_order_acquire) <= n)
+        uint32_t carrier = gpus_carrier(g, n);
+        bool done = carrier == g->local->me
+                        ? gpus_carry(g, n)
+                        : atomic_load_explicit(&g->of[carrier]->hosted[slot], memory_order_acquire) > n;
+        if (!done)
             continue;
         g->piece[slot].result = any = true;
         tly_order_result(&g->order, n);
@@ -278,16 +407,42 @@ bool tly_gpus_post(struct tly_local *l, const struct tly_gpus_piece *p)
 {
     struct tly_gpus *g = l->gpus;
     pthread_mutex_lock(&g->lock);
-    uint64_t n = g->order.posted;
-    uint8_t owner = (uint8_t)(n % g->each); /* in turn, so that all own as much */
-    bool posted = tly_order_post(&g->order, owner);
+    const uint64_t n = g->order.posted;
+    /* in turn, so that all own as much */
+    const uint8_t owner = (uint8_t)((p->carrier == TLY_GPUS_OWNER ? n : p->number) % g->each);
+    const bool kept = p->carrier == l->me || (owner == g->order.me && p->steps == TLY_ORDER_OUTWARD);
+    bool posted = tly_order_post(&g->order, owner, p->steps, kept);
     if (posted) {
         g->piece[gpus_slot(n)].of = *p;
         g->piece[gpus_slot(n)].owner = owner;
-        g->piece[gpus_slot(n)].summed = g->piece[gpus_slot(n)].result = false;
+        g->piece[gpus_slot(n)].result = false;
     }
     pthread_mutex_unlock(&g->lock);
     return posted;
+}
+
+/* Is some step of the round under way that writes, or reads the host? */
+static bool gpus_moves(const struct tly_gpus *g, const struct tly_local_round *r)
+{
+    for (int step = TLY_STEP_SUM; step < TLY_STEPS; step++) {
+        const struct gpus_lane *lane = &g->lane[step];
+        for (unsigned i = 0; i < lane->count; i++)
+            if (g->piece[gpus_slot(lane->flight[(lane->first + i) % UNDER_WAY].piece)].of.round == r)
+                return true;
+    }
+    return false;
+}
+
+void tly_gpus_forget(const struct tly_local *l, const struct tly_local_round *r)
+{
+    struct tly_gpus *g = l->gpus;
+    pthread_mutex_lock(&g->lock);
+    while (gpus_moves(g, r))
+        pthread_cond_wait(&g->changed, &g->lock);
+    for (size_t slot = 0; slot < TLY_ORDER_SLOTS; slot++)
+        if (g->piece[slot].of.round == r)
+            g->piece[slot].of.round = NULL;
+    pthread_mutex_unlock(&g->lock);
 }
 
 bool tly_gpus_advance(struct tly_local *l)
@@ -306,16 +461,10 @@ bool tly_gpus_advance(struct tly_local *l)
 
 /* --- the start ----------------------------------------------------------------------------------------------- */
 
-/* One group stages nothing but the nonce. */
-static size_t gpus_shared_bytes(const struct tly_gpus *g)
-{
-    return HEAD + (g->groups > 1 ? (size_t)BUFFER : TLY_PAGE);
-}
-
 /* The head and the staging; every rank of the machine reads it. */
 static int gpus_make_shared(struct tly_gpus *g, uint64_t *place)
 {
-    const size_t bytes = gpus_shared_bytes(g);
+    const size_t bytes = HEAD + BUFFER;
     void *memory;
     int err = tly_pool_alloc(g->local->segment, bytes, &memory);
     if (err)
@@ -392,7 +541,7 @@ static int gpus_map(struct tly_gpus *g, uint32_t place, const struct tly_gpus_of
 int tly_gpus_accept(struct tly_local *l, const struct tly_gpus_offer offers[])
 {
     struct tly_gpus *g = l->gpus;
-    const size_t bytes = gpus_shared_bytes(g);
+    const size_t bytes = HEAD + BUFFER;
     int err = 0;
     for (uint32_t i = 0; i < l->count; i++) {
         uint64_t place = offers[i].place;
@@ -433,8 +582,9 @@ void tly_gpus_stop(struct tly_local *l)
         return;
     pthread_mutex_lock(&g->lock);
     g->stopped = true;
-    while (g->lane[TLY_STEP_OUT].count)
-        pthread_cond_wait(&g->changed, &g->lock);
+    for (int step = TLY_STEP_SUM; step < TLY_STEPS; step++)
+        while (g->lane[step].count)
+            pthread_cond_wait(&g->changed, &g->lock);
     if (!atomic_load(&l->own->gpus.end))
         atomic_store(&l->own->gpus.end, TLY_GPUS_STOPPED);
     pthread_mutex_unlock(&g->lock);
@@ -453,14 +603,26 @@ static bool gpus_has_taken(const struct tly_gpus *g, uint32_t rank, enum tly_ord
            gpus_has_ended(g, rank, TLY_GPUS_STOPPED);
 }
 
+static bool gpus_is_hosted(const struct tly_gpus *g, uint64_t n)
+{
+    uint32_t carrier = gpus_carrier(g, n);
+    return atomic_load_explicit(&g->of[carrier]->hosted[gpus_slot(n)], memory_order_acquire) > n ||
+           gpus_has_ended(g, carrier, TLY_GPUS_STOPPED);
+}
+
 /* Do the others need nothing more of the pieces that this rank owns?  Then its group has the results, and so have the owners in the
- * other groups. */
+ * other groups, or the carrier has the sum. */
 static bool gpus_are_settled(const struct tly_gpus *g)
 {
     bool all = true;
     for (uint64_t n = g->order.oldest; n < g->order.posted; n++) {
-        if (g->piece[gpus_slot(n)].owner != g->order.me)
+        const size_t slot = gpus_slot(n);
+        if (g->piece[slot].owner != g->order.me)
             continue;
+        if (g->piece[slot].of.steps == TLY_ORDER_OUTWARD) {
+            all &= gpus_is_hosted(g, n);
+            continue;
+        }
         for (uint32_t i = 0; i < g->each; i++)
             all &= gpus_has_taken(g, g->group * g->each + i, TLY_STEP_OUT, n);
         for (uint32_t i = 0; i < g->groups; i++)

@@ -2,10 +2,13 @@
  * are under way (gpus.c).  gpu_way.c makes pieces of operations.
  *
  * A group is `each` ranks in a row, a node of the tree over ranks.  Its GPUs take the steps of device/order.h.  If there are
- * several groups, an owner writes its sum to the host, where the first group's owner of the piece adds the groups' sums.
+ * several groups or machines, an owner writes its sum to the host.  There the piece's carrier adds the groups' sums, and gives the
+ * result to the owners.  In a team the carrier sends the sum and has the result land.
  *
- * The ranks of a machine take operations in the order of a list, which rank 0 writes once it has all ranks' posts.  So all ranks
- * give a piece the same number. */
+ * The ranks of a machine post pieces in the order of a list, which rank 0 writes: of operations once it has all ranks' posts, and in a
+ * team of parts once their results have landed.  So all ranks give a piece the same number.
+ *
+ * A rank whose tensor is on the host copies it to its GPU and back, through its staging. */
 #ifndef TLY_LOCAL_GPUS_H
 #define TLY_LOCAL_GPUS_H
 
@@ -30,10 +33,11 @@ struct tly_gpus_shared {
 
 /* A piece that this rank posts. */
 struct tly_gpus_piece {
-    const struct tly_local_op *op;
-    struct tly_work *work; /* counts its end */
-    uint64_t at;           /* in the tensor */
-    uint32_t bytes;
+    struct tly_local_round
+        *round;             /* counts what has come; NULL: it has ended here, and the piece moves nothing */
+    uint64_t at;            /* in the tensor */
+    uint32_t bytes, number; /* its number in its entry */
+    uint8_t carrier, steps; /* as in its entry */
 };
 
 struct tly_gpus;
@@ -62,8 +66,13 @@ const struct tly_device *tly_gpus_device(const struct tly_local *l);
 bool tly_gpus_post(struct tly_local *l, const struct tly_gpus_piece *p);
 /* Begin what can be begun.  True: something was. */
 bool tly_gpus_advance(struct tly_local *l);
-/* Most bytes of a piece of this type: its sum must fit into a slot. */
-uint32_t tly_gpus_piece_bytes(const struct tly_local *l, int dtype);
+/* Most bytes of a piece of this operation: its sum must fit into a slot. */
+uint32_t tly_gpus_piece_bytes(const struct tly_local *l, const struct tly_local_op *op);
+/* Bytes of each piece of a part, but for the last one: owners have equal shares of it. */
+uint32_t tly_gpus_share_bytes(const struct tly_local *l, const struct tly_local_op *op, uint64_t part);
+/* The round ends on this rank.  When this returns, its pieces move nothing any more, but that inputs may be read for as long as
+ * their streams have work from before. */
+void tly_gpus_forget(const struct tly_local *l, const struct tly_local_round *r);
 
 /* --- the end; from any thread -------------------------------------------------------------------------------- */
 

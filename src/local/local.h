@@ -61,8 +61,15 @@ struct tly_mark;
 
 /* Where an operation's tensor is on a GPU that sums in a group (gpus.h). */
 struct tly_local_gpu {
-    struct tly_device *device;
     struct tly_mark *ready; /* after which the input is there */
+    uint8_t *host; /* in a team: where parts that this rank carries lie on the host, as in the tensor */
+};
+
+/* A part of a team's tensor, whoever carries it. */
+struct tly_local_part {
+    uint64_t place;
+    uint32_t length;
+    uint8_t carrier; /* its number among the machine's ranks */
 };
 
 /* A part that this rank carries.
@@ -109,12 +116,13 @@ struct tly_local_op {
     int32_t priority; /* in a team: the urgency */
     double prescale, postscale;
     uint64_t count, bytes;
-    const struct tly_ranges *ranges; /* in a team: where in its `bytes` the elements lie; NULL: everywhere */
-    const void *input;               /* not read on a rank that only receives a broadcast */
-    void *output;                    /* or what `gather` says */
-    int64_t first_dim;               /* for `gather` */
-    const int64_t *dims;             /* borrowed: of the tensor, for the table's `gets` */
-    uint32_t parts;                  /* in a team: number of all its ranks' pieces; else 0 */
+    const struct tly_ranges *ranges;  /* in a team: where in its `bytes` the elements lie; NULL: everywhere */
+    const void *input;                /* not read on a rank that only receives a broadcast */
+    void *output;                     /* or what `gather` says */
+    int64_t first_dim;                /* for `gather` */
+    const int64_t *dims;              /* borrowed: of the tensor, for the table's `gets` */
+    uint32_t parts;                   /* in a team: number of all its ranks' pieces; else 0 */
+    const struct tly_local_part *cut; /* borrowed: these, in the order of sums; NULL: no GPUs are to sum */
     struct tly_list
         pieces; /* in a team: this rank's pieces, in the order in which they are summed or asked for */
     uint64_t

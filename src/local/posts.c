@@ -220,8 +220,9 @@ static bool posts_is_sound(const struct tly_local *l, const struct tly_local_rou
     const struct tly_post *p = tly_local_post(r, place), *own = &r->posts[l->me];
     uint32_t rank = r->group->rank[place];
     uint64_t given = tly_work_gives(op, place) ? op->bytes : 0;
-    bool even = !op->call->gathered || op->even;
-    if (p->work >= TLY_WORKS || (even && ((p->flags ^ own->flags) & TLY_POST_EAGER || p->bytes != given)))
+    bool even = !op->call->gathered || op->even, alike = even && !p->gpu && !own->gpu;
+    if (p->work >= TLY_WORKS || (alike && (p->flags ^ own->flags) & TLY_POST_EAGER) ||
+        (even && p->bytes != given))
         return false;
     if (p->flags & TLY_POST_EAGER)
         return true;

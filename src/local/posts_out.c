@@ -98,17 +98,19 @@ static bool posts_out_post(struct tly_local *l, struct tly_local_op *op)
         return false; /* it stays where the failure will find it */
     }
     bool sums = !op->mark && op->call->reduces;
-    struct tly_post p = {.key = op->key,
-                         .spec = op->spec,
-                         .round = op->round,
-                         .call = op->number,
-                         .bytes = gives ? op->bytes : 0,
-                         .first_dim = op->parts ? (int64_t)op->parts
-                                      : sums    ? op->priority
-                                                : op->first_dim,
-                         .flags = (small ? TLY_POST_EAGER : 0) | (op->mark ? TLY_POST_SERVICE : 0) |
-                                  (op->patient ? TLY_POST_PATIENT : 0) | (op->stands_in ? TLY_POST_LATE : 0)};
-    if (!small && !op->mark)
+    struct tly_post p = {
+        .key = op->key,
+        .spec = op->spec,
+        .round = op->round,
+        .call = op->number,
+        .bytes = gives ? op->bytes : 0,
+        .first_dim = op->parts ? (int64_t)op->parts
+                     : sums    ? op->priority
+                               : op->first_dim,
+        .flags = (small ? TLY_POST_EAGER : 0) | (op->mark ? TLY_POST_SERVICE : 0) |
+                 (op->patient ? TLY_POST_PATIENT : 0) | (op->stands_in ? TLY_POST_LATE : 0),
+        .gpu = op->gpu && !op->mark};
+    if (!small && !op->mark && !op->gpu)
         posts_out_locate(l, op, &p);
     posts_out_book(l, r, op, &p);
     if (r->way->prepare && !r->way->prepare(l, r))

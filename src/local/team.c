@@ -30,8 +30,7 @@ static bool team_suits(const struct tly_local *l, const struct tly_local_round *
     return r->op->parts != 0;
 }
 
-/* Write into the work entry what the post lacks and a rank that stands in must know. */
-static void team_describe(const struct tly_local_op *op, struct tly_work *w)
+void tly_team_describe(const struct tly_local_op *op, struct tly_work *w)
 {
     w->what.prescale = op->prescale;
     w->what.postscale = op->postscale;
@@ -56,7 +55,19 @@ static bool team_prepare(struct tly_local *l, struct tly_local_round *r)
     if (!tly_work_take_entry(l, own))
         return false;
     op->sums = tly_work_seen(l, l->me, own->output, own->flags & TLY_POST_POOL_OUT);
-    team_describe(op, tly_work_entry(l, r, l->me));
+    tly_team_describe(op, tly_work_entry(l, r, l->me));
+    return true;
+}
+
+bool tly_team_is_cut_alike(struct tly_local *l, const struct tly_local_round *r)
+{
+    for (uint32_t i = 0; i < r->group->size; i++) {
+        const struct tly_post *p = tly_local_post(r, i);
+        if (p->first_dim == r->op->parts && p->work < TLY_WORKS)
+            continue;
+        l->calls->broken(l->user, EPROTO, "the ranks of a machine have cut a tensor differently");
+        return false;
+    }
     return true;
 }
 
@@ -65,14 +76,7 @@ static enum tly_local_begun team_begin(struct tly_local *l, struct tly_local_rou
     r->work = tly_work_entry(l, r, l->me);
     r->gen = r->posts[l->me].gen;
     r->chunks = r->op->parts;
-    for (uint32_t i = 0; i < r->group->size; i++) {
-        const struct tly_post *p = tly_local_post(r, i);
-        if (p->first_dim == r->chunks && p->work < TLY_WORKS)
-            continue;
-        l->calls->broken(l->user, EPROTO, "the ranks of a machine have cut a tensor differently");
-        return TLY_BEGUN_NEVER;
-    }
-    return TLY_BEGUN;
+    return tly_team_is_cut_alike(l, r) ? TLY_BEGUN : TLY_BEGUN_NEVER;
 }
 
 static void team_leave(struct tly_local *l)
@@ -149,16 +153,20 @@ static const uint8_t *team_input_of(struct tly_local *l, const struct tly_local_
     return tly_work_read(l, rank, p->input + at, copy, len) ? copy : NULL;
 }
 
-/* Sum a block.  The service divides, and applies the second factor. */
+struct tly_reduction tly_team_how(const struct tly_local_op *op)
+{
+    return (struct tly_reduction){.dtype = op->dtype,
+                                  .op = op->reduction == TALLY_AVERAGE ? TALLY_SUM : op->reduction,
+                                  .divisor = 1,
+                                  .prescale = op->prescale,
+                                  .postscale = 1};
+}
+
 static bool team_sum_block(struct tly_local *l, const struct tly_local_round *r, uint64_t begin,
                            uint32_t length, uint8_t *sum)
 {
     const struct tly_local_op *op = r->op;
-    struct tly_reduction how = {.dtype = op->dtype,
-                                .op = op->reduction == TALLY_AVERAGE ? TALLY_SUM : op->reduction,
-                                .divisor = 1,
-                                .prescale = op->prescale,
-                                .postscale = 1};
+    const struct tly_reduction how = tly_team_how(op);
     const uint8_t *slot[TLY_LOCAL_RANKS];
     for (uint32_t i = 0; i < r->group->size; i++)
         slot[i] = tly_ferry_slot(l, r, r->group->rank[i], false);

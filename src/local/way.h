@@ -3,7 +3,7 @@
  *
  *   alone     in the rings, before there is a round       a small operation that is the only one under way
  *   divert    it is given back, for the service           ranks disagree, or one refuses or has no memory for it
- *   gpu       GPUs sum in groups                           the tensors are on such GPUs
+ *   gpu       GPUs sum in groups                           some rank's tensor is on such a GPU
  *   eager     each rank makes its result at once          all data came in the posts
  *   team      carriers sum pieces or copy them to others  there are several machines, each with a team
  *   staging   block by block through windows (window.h)   it reduces, and some rank's tensor is private memory

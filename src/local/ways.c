@@ -35,5 +35,7 @@ const struct tly_way *tly_way_chosen(const struct tly_local *l, const struct tly
         return &tly_way_divert;
     if (!complete)
         return NULL;
+    if (tly_way_gpu.suits(l, r, true))
+        return &tly_way_gpu;
     return r->way->suits(l, r, true) ? r->way : ways_first(l, r, true);
 }

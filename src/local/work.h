@@ -111,6 +111,13 @@ bool tly_ferry_serve(struct tly_local *l);
 
 /* --- team.c --- */
 
+/* How a machine's ranks sum.  The service divides, and applies the second factor. */
+struct tly_reduction tly_team_how(const struct tly_local_op *op);
+/* Write into the work entry what the post lacks and a rank that stands in must know. */
+void tly_team_describe(const struct tly_local_op *op, struct tly_work *w);
+/* Have all ranks posted as many parts?  If not, the job fails. */
+bool tly_team_is_cut_alike(struct tly_local *l, const struct tly_local_round *r);
+
 /* Give a result to the others.  False: not now, or never. */
 bool tly_team_spread(struct tly_local *l, struct tly_local_round *r, struct tly_local_piece *piece);
 

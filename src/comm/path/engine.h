@@ -34,7 +34,8 @@ struct tly_sharing {
     bool mute; /* ... as a mark, of which nothing is to be heard */
     uint8_t *
         result; /* owned: of pieces, where a stage has a memory for each: a gathering's result, another's input; else NULL */
-    struct tly_blocks blocks; /* a team's sums that have no output to lie in */
+    struct tly_blocks blocks;   /* a team's sums that have no output to lie in */
+    struct tly_local_part *cut; /* owned: the parts that GPUs sum, on the rank that lists them; else NULL */
 };
 
 /* It goes to the engine, which gets the reference when it gets the operation. */
@@ -80,6 +81,12 @@ struct tly_watched {
     uint64_t oldest_key;       /* of the one that was the oldest at the last tick */
     uint32_t oldest_round;
 };
+
+/* The ranks of this machine, in their order. */
+static inline const uint32_t *tly_watched_neighbours(const struct tly_watched *w)
+{
+    return w->neighbours;
+}
 
 /* engine.c */
 /* With all ranks: is shared memory the way?  Sets c->local and c->local_has_all.  -errno: the start has failed meanwhile. */

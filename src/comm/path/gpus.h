@@ -4,8 +4,8 @@
 
 #include "tally/tally.h"
 
-/* Agree with all ranks on groups of TALLY_GPU_GROUP GPUs, if the job has one machine.  Where they cannot, the host sums, and rank
- * 0 says so.  Errors are those of tally_op_wait(). */
+/* Agree with all ranks on groups of TALLY_GPU_GROUP GPUs.  On a machine where they cannot, the host sums, and its first rank
+ * says so.  Errors are those of tally_op_wait(). */
 int tly_gpus_agree(tally_comm *c);
 
 #endif

@@ -73,8 +73,6 @@ void tly_comm_describe_local(struct tally_op *op)
     l->first_dim = tly_spec_first_dim(&op->spec);
     l->dims = tly_spec_shape(&op->spec);
     l->gpu = l->mark || !l->call ? NULL : tly_stager_grouped(op);
-    if (l->gpu)
-        l->spec = ~l->spec; /* ranks whose tensors are elsewhere differ, and then the service sums */
 }
 
 static void local_ended(struct tally_op *op, int err, const char *sentence)

@@ -11,6 +11,9 @@
  *   landed       gives the GPU the copy of one part's result; when it has been made, the part passes
  *   leave        the memory is the next operation's
  *
+ * In a team whose GPUs sum in groups, the stage only gives memory: for the parts that this rank carries, as GPUs sum them and as
+ * their results land.
+ *
  * All inputs go through one lane.  So an input also waits for the streams of inputs before it (head-of-line blocking).
  *
  * TALLY_DEVICE_MEMORY bounds the memory of a stager.  Ranks that begin operations in different orders would wait for each
@@ -297,11 +300,13 @@ static void stager_start(struct tly_stager *s, bool beyond)
             return;
         beyond = false;
         tly_list_remove(&w->node);
-        if (!err)
+        if (!err && w->grouped)
+            w->group.host = w->piece->data;
+        else if (!err)
             err = tly_device_after(s->device, TLY_LANE_OUT, w->ready);
-        if (!err)
+        if (!err && !w->grouped)
             err = stager_copy(&s->out, w, NULL, w->piece->data, op->input, op->bytes);
-        if (err)
+        if (err || w->grouped)
             stager_input_is_staged(w, err);
     }
 }
@@ -465,7 +470,7 @@ static int stager_take(struct tally_op *op, void *stream)
     if (!err)
         err = tly_device_mark_stream(w->device, stream, &w->ready);
     *tly_chain_own(&op->chain, STAGE_DEVICE) = w;
-    w->group = (struct tly_local_gpu){w->device, w->ready};
+    w->group = (struct tly_local_gpu){.ready = w->ready};
     w->grouped = stager_suits_group(op, w->device);
     if (err)
         tly_stager_leave(op);
@@ -529,9 +534,18 @@ void tly_stager_leave(struct tally_op *op)
 
 /* --- the stage ------------------------------------------------------------------------------------------- */
 
+/* Where one machine has all ranks, its GPUs need no memory of the operation's. */
 static bool stager_suits(const tally_comm *c, const struct tally_op *op)
 {
-    return tly_chain_has_own(&op->chain, STAGE_DEVICE) && !tly_stager_grouped((struct tally_op *)op);
+    return tly_chain_has_own(&op->chain, STAGE_DEVICE) &&
+           !(c->local_has_all && tly_stager_grouped((struct tally_op *)op));
+}
+
+/* GPUs sum for a team, and nothing else. */
+static void stager_take_stage(tally_comm *c, struct tally_op *op)
+{
+    if (!tly_stage_at(STAGE_TEAM)->suits(c, op))
+        tly_stager_ungroup(op);
 }
 
 static int stager_begin(tally_comm *c, struct tally_op *op)
@@ -567,7 +581,7 @@ static bool stager_landed(tally_comm *c, struct tly_part *p)
 {
     struct stager_work *w = stager_work_of(p->op);
     struct tly_stager *s = w->stager;
-    if (w->err || !p->result_length)
+    if (w->err || w->grouped || !p->result_length)
         return true;
     pthread_mutex_lock(&s->lock);
     int err =
@@ -597,6 +611,7 @@ const struct tly_stage tly_stage_device = {
     .does = "is copied between the GPU and the host",
     .vouches = true,
     .suits = stager_suits,
+    .take = stager_take_stage,
     .begin = stager_begin,
     .ready = stager_ready,
     .landed = stager_landed,

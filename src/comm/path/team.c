@@ -21,6 +21,8 @@
  * Then the part goes on to the network (tly_team_summed).  The result of an all-reduce lands in the carrier's output, and the
  * engine copies it to the other ranks (tly_local_landed).
  *
+ * GPUs in groups.  They sum, and the engine needs no input on the host.  The carrier's memory is the device stage's (stager.c).
+ *
  * Broadcasts and gatherings.  The rank that gives a part copies it to its machine's other ranks and pushes it.  A carrier on
  * another machine asks for it, and the engine copies what lands to the machine's other ranks.  An all-gather enters the engine
  * once it is cut.
@@ -46,6 +48,7 @@
 #include "comm/path/engine.h"
 #include "comm/path/stage.h"
 #include "comm/path/team.h"
+#include "local/gpus.h"
 #include "local/local.h"
 #include "local/segment.h"
 #include "membership/roster.h"
@@ -184,13 +187,27 @@ static uint64_t team_stage_credit(const tally_comm *c, const struct tally_op *op
                                   : credit * tly_carriers_lists_of(op->group->carriers, (uint32_t)c->rank);
 }
 
+/* The machine's first rank tells the others in which order GPUs sum parts. */
+static bool team_stage_lists_cut(const tally_comm *c, const struct tally_op *op)
+{
+    return c->local_rank == 0 && c->local && tly_gpus_device(c->local) && tly_call_is_sum_for_all(op->call);
+}
+
+static uint8_t team_stage_carrier(const tally_comm *c, const struct tally_op *op, uint32_t turn)
+{
+    const struct tly_carriers *k = op->group->carriers;
+    return (uint8_t)c->teams.seats.rank[tly_carriers_list(k, turn % (unsigned)k->lists)[k->own]].place;
+}
+
 /* A part that another rank of this machine carries counts as landed here. */
 static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_cut *cut)
 {
     static const uint8_t nothing;
     uint32_t *turn = calloc((size_t)op->epoch->services, sizeof *turn), mine = 0;
     op->parts = calloc(1 + (size_t)cut->count, sizeof *op->parts);
-    if (!turn || !op->parts) {
+    if (team_stage_lists_cut(c, op))
+        op->shared.op.cut = op->shared.cut = calloc(cut->count, sizeof *op->shared.cut);
+    if (!turn || !op->parts || (team_stage_lists_cut(c, op) && !op->shared.cut)) {
         free(turn);
         return -ENOMEM;
     }
@@ -210,7 +227,10 @@ static int team_stage_cut(tally_comm *c, struct tally_op *op, const struct tly_c
         struct tly_part *p = &op->parts[i + 1];
         const struct tly_cut_piece *piece = &cut->pieces[i];
         bool ours;
-        uint32_t list = team_stage_carriers(c, op, turn[piece->owner]++ + piece->owner, &ours);
+        uint32_t at = turn[piece->owner]++ + piece->owner, list = team_stage_carriers(c, op, at, &ours);
+        if (op->shared.cut)
+            op->shared.cut[backwards ? cut->count - 1 - i : i] = (struct tly_local_part){
+                .place = piece->place, .length = piece->length, .carrier = team_stage_carrier(c, op, at)};
         *p = (struct tly_part){
             .op = op,
             .state = ours ? PART_IDLE : PART_LANDED,
@@ -361,9 +381,13 @@ static int team_stage_ready_sum(struct tly_part *p)
             p->shard.piece.sum = p->landing;
         return 0;
     }
-    op->shared.op.output = for_all ? op->parts[1].landing - op->parts[1].place : NULL;
-    if (team_stage_place_input(op) != 0)
-        return -ENOMEM;
+    op->shared.op.input = op->input;
+    op->shared.op.output = op->output;
+    if (!op->shared.op.gpu) {
+        op->shared.op.output = for_all ? op->parts[1].landing - op->parts[1].place : NULL;
+        if (team_stage_place_input(op) != 0)
+            return -ENOMEM;
+    }
     team_stage_enter(op);
     return 1;
 }
@@ -442,7 +466,9 @@ static void team_stage_withdraw(tally_comm *c, struct tally_op *op, bool over)
     op->shared.op.borrowed = NULL;
     tly_blocks_finish(&op->shared.blocks);
     free(op->shared.result);
+    free(op->shared.cut);
     op->shared.result = NULL;
+    op->shared.cut = NULL;
 }
 
 const struct tly_stage tly_stage_team = {

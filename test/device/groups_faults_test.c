@@ -1,0 +1,466 @@
+/* groups_faults_test.c - what goes wrong in jobs whose GPUs sum in groups: at the start, midway and at the end. */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+
+#include "test/device/application.h"
+#include "test/device/fake_cuda.h"
+#include "test/device/groups.h"
+#include "test/service/job.h"
+
+#include <cmocka.h>
+
+/* --- the start -------------------------------------------------------------------------------------------- */
+
+struct fault {
+    const char *words[4]; /* of each rank */
+    bool no_context;      /* of rank 1 */
+};
+
+/* Sums are right, in whatever way. */
+static int sum_once(int rank, void *arg)
+{
+    const struct fault *f = arg;
+    struct tensor x;
+    struct gpu g;
+    void *context;
+    tally_op *op;
+    open_gpu(&g, rank, f->words[rank]);
+    if (f->no_context && rank == 1)
+        CHECK(cuCtxPopCurrent_v2(&context) == 0);
+    tally_comm *c = job_open();
+    if (f->no_context && rank == 1)
+        CHECK(cuCtxPushCurrent_v2(context) == 0);
+    make(&x, 3 * SLOT + 16);
+    for (int step = 0; step < 3; step++) {
+        struct tally_options o = on_gpu(&g);
+        memset(x.host, 1 + rank, x.bytes);
+        upload(&g, &x);
+        CHECK(tally_push_pull(c, "x", x.device, x.device, x.bytes, TALLY_UINT8, TALLY_SUM, &o, &op) == 0);
+        job_expect(op, 0);
+        CHECK(((uint8_t *)fake_cuda_data(x.device))[x.bytes - 1] == 10);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void refused(const struct fault *f, const char *said)
+{
+    struct job j = {.ranks = 4,
+                    .machine = together,
+                    .main = sum_once,
+                    .arg = (void *)(uintptr_t)f,
+                    .settings = {"TALLY_GPU_GROUP=2"}};
+    job_start(&j);
+    job_finish(&j);
+    job_log_lacks(&j, 0, "GPUs in groups");
+    job_log_holds(&j, 0, "the host sums: ");
+    job_log_holds(&j, 0, said);
+    job_clear(&j);
+}
+
+static void the_host_sums_where_gpus_cannot(void **state)
+{
+    static const char *const calls[] = {
+        "cuMemAlloc:2",      "cuMemHostRegister:801",  "cuIpcGetMemHandle:801", "cuMemcpyAsync:1",
+        "cuMemcpyAsync:1:2", "cuIpcOpenMemHandle:801", "cuEventSynchronize:1"};
+    const char *peers = "gpus=4 peers=0:1 peers=2:3", *none = "gpus=4";
+    refused(&(struct fault){.words = {none, none, none, none}}, "cuIpcOpenMemHandle failed: ");
+    refused(&(struct fault){.words = {peers, peers, peers, peers}, .no_context = true},
+            "rank 1: CUDA: cuCtxGetDevice failed: ");
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        for (int at = 0; at < 4; at += 3) {
+            char words[128], call[64];
+            struct fault f = {.words = {peers, peers, peers, peers}};
+            snprintf(words, sizeof words, "%s fail=%s", peers, calls[i]);
+            f.words[at] = words;
+            snprintf(call, sizeof call, "rank %d: GPU %d: %.*s failed: ", at, at, (int)strcspn(calls[i], ":"),
+                     calls[i]);
+            refused(&f, call);
+        }
+}
+
+/* Machine 1 refuses, and machine 0 does not mind. */
+static void one_machine_cannot(void **state)
+{
+    static const struct {
+        const char *words, *said;
+    } cases[] = {{"gpus=4", "cuIpcOpenMemHandle failed: "},
+                 {"gpus=4 peers=2:3 fail=cuIpcGetMemHandle:801", "cuIpcGetMemHandle failed: "},
+                 {"gpus=4 peers=2:3 fail=cuMemAlloc:2", "cuMemAlloc failed: "},
+                 {"gpus=4 peers=2:3 fail=cuMemcpyAsync:1:2", "cuMemcpyAsync failed: "}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *peers = "gpus=4 peers=0:1 peers=2:3";
+        struct fault f = {.words = {peers, peers, peers, cases[i].words}};
+        struct job j = {.ranks = 4,
+                        .machine = two_by_two,
+                        .main = sum_once,
+                        .arg = &f,
+                        .settings = {"TALLY_GPU_GROUP=2"}};
+        job_start(&j);
+        job_finish(&j);
+        job_log_holds(&j, 0, "GPUs in groups");
+        job_log_lacks(&j, 0, "the host sums: ");
+        job_log_holds(&j, 2, "the host sums: rank 3: ");
+        job_log_holds(&j, 2, cases[i].said);
+        job_clear(&j);
+    }
+}
+
+/* Ranks that are no multiple of a group, groups that are no node of the tree, and machines that are none. */
+static void jobs_without_groups(void **state)
+{
+    static const int mingled[] = {0, 1, 0, 1}, apart[] = {0, 1, 2, 3};
+    static const struct {
+        const char *group;
+        const int *machine;
+    } cases[] = {{"TALLY_GPU_GROUP=8", together},
+                 {"TALLY_GPU_GROUP=3", together},
+                 {"TALLY_GPU_GROUP=4", two_by_two},
+                 {"TALLY_GPU_GROUP=2", mingled},
+                 {"TALLY_GPU_GROUP=2", apart}};
+    const char *peers = "gpus=4 peers=0:1 peers=2:3";
+    struct fault f = {.words = {peers, peers, peers, peers}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct job j = {.ranks = 4,
+                        .machine = cases[i].machine,
+                        .main = sum_once,
+                        .arg = &f,
+                        .settings = {cases[i].group}};
+        job_start(&j);
+        job_finish(&j);
+        job_log_holds(&j, 0, "GPUs do not sum in groups of ");
+        job_log_lacks(&j, 0, "GPUs in groups");
+        job_clear(&j);
+    }
+}
+
+/* --- tensors elsewhere ------------------------------------------------------------------------------------- */
+
+/* In some steps rank 2's tensor is on the host, or rank 1's. */
+static int mix_places(int rank, void *arg)
+{
+    struct tensor x;
+    struct gpu g;
+    tally_op *op;
+    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    tally_comm *c = job_open();
+    make(&x, 3 * SLOT + 16);
+    for (int step = 0; step < 9; step++) {
+        struct tally_options o = on_gpu(&g);
+        bool host = step % 3 && rank == step % 3;
+        memset(x.host, 1 + rank, x.bytes);
+        upload(&g, &x);
+        CHECK(cuStreamSynchronize(g.stream) == 0);
+        void *at = host ? x.host : x.device;
+        CHECK(tally_push_pull(c, "x", at, at, x.bytes, TALLY_UINT8, TALLY_SUM, host ? NULL : &o, &op) == 0);
+        job_expect(op, 0);
+        const uint8_t *data = host ? x.host : fake_cuda_data(x.device);
+        CHECK(data[0] == 10 && data[x.bytes - 1] == 10);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void tensors_on_the_host_of_some_ranks(void **state)
+{
+    run_both(mix_places);
+}
+
+/* Rank 3 means another shape, which ends the operation on all ranks, and nothing else. */
+static int disagree(int rank, void *arg)
+{
+    struct tensor x;
+    struct gpu g;
+    tally_op *op;
+    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    tally_comm *c = job_open();
+    make(&x, 6 * SLOT);
+    for (int step = 0; step < 12; step++) {
+        struct tally_options o = on_gpu(&g);
+        bool wrong = step % 3 == 1;
+        CHECK(cuStreamSynchronize(g.stream) == 0); /* what has failed has not waited for it */
+        memset(x.host, 1 + rank, x.bytes);
+        upload(&g, &x);
+        CHECK(tally_push_pull(c, wrong ? "wrong" : "right", x.device, x.device,
+                              x.bytes - (wrong && rank == 3 ? SLOT : 0), TALLY_UINT8, TALLY_SUM, &o, &op) ==
+              0);
+        job_expect(op, wrong ? -EINVAL : 0);
+        const uint8_t *data = fake_cuda_data(x.device);
+        CHECK(wrong || (data[0] == 10 && memcmp(data, data + 1, x.bytes - 1) == 0));
+    }
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(cuStreamSynchronize(g.stream) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void ranks_disagree(void **state)
+{
+    run_both(disagree);
+}
+
+/* Rank 0 or 1 takes back what waits for the others, or is being summed; and a communicator follows another. */
+static int cancel(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x[2];
+    tally_op *op[2];
+    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    for (int t = 0; t < 2; t++)
+        make(&x[t], 3 * SLOT);
+    for (int turn = 0; turn < 2; turn++) {
+        tally_comm *c = job_open();
+        for (int step = 0; step < 10; step++) {
+            struct tally_options o = on_gpu(&g);
+            CHECK(cuStreamSynchronize(g.stream) == 0); /* what was cancelled has not waited for it */
+            for (int t = 0; t < 2; t++) {
+                memset(x[t].host, 1 + rank, x[t].bytes);
+                upload(&g, &x[t]);
+                CHECK(tally_push_pull(c, t ? "b" : "a", x[t].device, x[t].device, x[t].bytes, TALLY_UINT8,
+                                      TALLY_SUM, &o, &op[t]) == 0);
+            }
+            if (rank == step % 2)
+                CHECK(tally_op_cancel(op[1], "no more") == 0);
+            for (int t = 0; t < 2; t++) {
+                int err = tally_op_wait(op[t], -1);
+                const uint8_t *data = fake_cuda_data(x[t].device);
+                CHECK(err == 0 || (t == 1 && err == -ECANCELED));
+                CHECK(err || (data[0] == 10 && memcmp(data, data + 1, x[t].bytes - 1) == 0));
+                tally_op_free(op[t]);
+            }
+            job_barrier(c);
+        }
+        CHECK(tally_comm_close(c) == 0);
+    }
+    CHECK(cuStreamSynchronize(g.stream) == 0);
+    for (int t = 0; t < 2; t++)
+        unmake(&x[t]);
+    close_gpu(&g);
+    return 0;
+}
+
+static void operations_are_cancelled(void **state)
+{
+    run_both(cancel);
+}
+
+/* Rank 3 has no more data: the others go through the service, which takes zeros for it. */
+static int join(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    tally_comm *c = job_open();
+    make(&x, 2 * SLOT);
+    for (int step = 0; step < 3 + (rank < 3); step++) {
+        struct tally_options o = on_gpu(&g);
+        memset(x.host, 1 + rank, x.bytes);
+        upload(&g, &x);
+        CHECK(tally_push_pull(c, "x", x.device, x.device, x.bytes, TALLY_UINT8, TALLY_SUM, &o, &op) == 0);
+        job_expect(op, 0);
+        CHECK(((uint8_t *)fake_cuda_data(x.device))[x.bytes - 1] == (step < 3 ? 10 : 6));
+    }
+    CHECK(tally_join(c, NULL, &op) == 0);
+    job_expect(op, 0);
+    CHECK(tally_comm_close(c) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void a_rank_joins(void **state)
+{
+    run_both(join);
+}
+
+/* --- ranks that leave -------------------------------------------------------------------------------------- */
+
+static void nap(int ms)
+{
+    struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    nanosleep(&time, NULL);
+}
+
+struct release {
+    int ms;
+    void *stream;
+};
+
+static void *release(void *arg)
+{
+    const struct release *r = arg;
+    nap(r->ms);
+    fake_cuda_hold(r->stream, 0);
+    return NULL;
+}
+
+/* Rank 1 ends "a" and closes.  Rank 0 copies its result later than that, and begins "b" in vain. */
+static int close_early(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x[2];
+    tally_op *op[2];
+    pthread_t thread;
+    open_gpu(&g, rank, "gpus=2 peers=0:1");
+    tally_comm *c = job_open();
+    for (int t = 0; t < 2; t++)
+        make(&x[t], 8 * SLOT);
+    struct tally_options o = on_gpu(&g);
+    struct release when = {.ms = rank ? 600 : 3000, .stream = rank ? g.stream : NULL};
+    memset(x[0].host, 1 + rank, x[0].bytes);
+    if (rank)
+        fake_cuda_hold(g.stream, 1);
+    upload(&g, &x[0]);
+    job_barrier(c);
+    for (int t = 0; t < 2 - rank; t++)
+        CHECK(tally_push_pull(c, t ? "b" : "a", x[t].device, x[t].device, x[t].bytes, TALLY_UINT8, TALLY_SUM,
+                              &o, &op[t]) == 0);
+    if (!rank) {
+        nap(300); /* its input is in its buffer */
+        fake_cuda_hold(NULL, 1);
+    }
+    CHECK(pthread_create(&thread, NULL, release, &when) == 0);
+    CHECK(tally_op_wait(op[0], 20000) == 0);
+    const uint8_t *data = fake_cuda_data(x[0].device);
+    CHECK(data[0] == 3 && memcmp(data, data + 1, x[0].bytes - 1) == 0);
+    tally_op_free(op[0]);
+    if (!rank) {
+        CHECK(tally_op_wait(op[1], 20000) == -ESHUTDOWN);
+        CHECK_HOLDS(tally_error(), "rank 1 has left the job");
+        tally_op_free(op[1]);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    for (int t = 0; t < 2; t++)
+        unmake(&x[t]);
+    close_gpu(&g);
+    return 0;
+}
+
+static void a_rank_closes_early(void **state)
+{
+    struct job j = {.ranks = 2, .machine = together, .main = close_early, .settings = {"TALLY_GPU_GROUP=2"}};
+    job_run(&j);
+}
+
+/* Rank 0 closes 3 s behind rank 1, and keeps nothing. */
+static int close_late(int rank, void *arg)
+{
+    struct gpu g;
+    open_gpu(&g, rank, "gpus=2 peers=0:1");
+    for (int turn = 0; turn < 2; turn++) {
+        tally_comm *c = job_open();
+        job_barrier(c);
+        if (!rank)
+            nap(3000);
+        CHECK(tally_comm_close(c) == 0);
+    }
+    if (!rank)
+        close_gpu(&g);
+    return 0;
+}
+
+static void a_rank_closes_late(void **state)
+{
+    struct job j = {.ranks = 2, .machine = together, .main = close_late, .settings = {"TALLY_GPU_GROUP=2"}};
+    job_run(&j);
+}
+
+/* --- failures --------------------------------------------------------------------------------------------- */
+
+/* Until it fails. */
+static int sum_until_it_fails(int rank, void *arg)
+{
+    const char *fault = arg;
+    char words[128] = "gpus=4 peers=0:1 peers=2:3";
+    struct tensor x;
+    struct gpu g;
+    tally_comm *c;
+    int err = 0;
+    if (rank == 1)
+        snprintf(words + strlen(words), sizeof words - strlen(words), " fail=%s", fault);
+    open_gpu(&g, rank, words);
+    make(&x, 5 * SLOT);
+    if (tally_comm_open(NULL, &c) != 0) {
+        CHECK_HOLDS(tally_error(), "rank 1");
+        return 0;
+    }
+    for (int step = 0; step < 200 && !err; step++) {
+        struct tally_options o = on_gpu(&g);
+        tally_op *op;
+        err = tally_push_pull(c, "x", x.device, x.device, x.bytes / 4, TALLY_FLOAT32, TALLY_SUM, &o, &op);
+        if (!err) {
+            err = tally_op_wait(op, -1);
+            tally_op_free(op);
+        }
+    }
+    CHECK(err != 0);
+    CHECK_HOLDS(tally_error(), "rank 1");
+    tally_comm_close(c);
+    return 0;
+}
+
+static void a_rank_is_killed_at_each_step(void **state)
+{
+    static const char *const calls[] = {
+        "cuMemAlloc:-9:2",         "cuIpcGetMemHandle:-9",    "cuIpcOpenMemHandle:-9",
+        "cuMemcpyAsync:-9:4",      "cuMemcpyAsync:-9:9",      "cuMemcpyAsync:-9:17",
+        "cuMemcpyAsync:-9:30",     "cuLaunchKernel:-9",       "cuLaunchKernel:-9:10",
+        "cuEventSynchronize:-9:5", "cuEventSynchronize:-9:6", "cuEventSynchronize:-9:40"};
+    for (size_t i = 0; i < 2 * sizeof calls / sizeof *calls; i++) {
+        struct job j = {.ranks = 4,
+                        .machine = i % 2 ? two_by_two : together,
+                        .main = sum_until_it_fails,
+                        .arg = (void *)(uintptr_t)calls[i / 2],
+                        .settings = {"TALLY_GPU_GROUP=2"}};
+        job_start(&j);
+        for (int r = 0; r < 4; r++)
+            if (job_wait_rank(&j, r) != (r == 1 ? 128 + SIGKILL : 0))
+                fail_msg("%s: rank %d: %s", calls[i / 2], r, job_log(&j, r));
+        job_clear(&j);
+    }
+}
+
+/* A failure of the GPU's ends the job, and names rank and call. */
+static void the_driver_fails_midway(void **state)
+{
+    static const char *const calls[] = {"cuLaunchKernel:700:3", "cuMemcpyAsync:700:20",
+                                        "cuEventSynchronize:719:20", "cuLaunchKernel:1:4",
+                                        "cuEventRecord:2:30"};
+    for (size_t i = 0; i < 2 * sizeof calls / sizeof *calls; i++) {
+        struct job j = {.ranks = 4,
+                        .machine = i % 2 ? two_by_two : together,
+                        .main = sum_until_it_fails,
+                        .arg = (void *)(uintptr_t)calls[i / 2],
+                        .settings = {"TALLY_GPU_GROUP=2"}};
+        job_run(&j);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_host_sums_where_gpus_cannot),
+        cmocka_unit_test(one_machine_cannot),
+        cmocka_unit_test(jobs_without_groups),
+        cmocka_unit_test(tensors_on_the_host_of_some_ranks),
+        cmocka_unit_test(ranks_disagree),
+        cmocka_unit_test(operations_are_cancelled),
+        cmocka_unit_test(a_rank_joins),
+        cmocka_unit_test(a_rank_closes_early),
+        cmocka_unit_test(a_rank_closes_late),
+        cmocka_unit_test(a_rank_is_killed_at_each_step),
+        cmocka_unit_test(the_driver_fails_midway),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
