@@ -318,7 +318,7 @@ int tly_submit(tally_comm *c, struct tly_request *r, const struct tally_options 
     }
     tly_names_unlock(&c->names);
     if (err) {
-        tly_stager_leave(op);
+        tly_stager_leave(op, false);
         tly_handle_leave_one(&op->handle);
         tly_op_unref(op);
         return err;

@@ -494,15 +494,21 @@ int tly_device_after(struct tly_device *d, enum tly_lane lane, struct tly_mark *
     return WITHIN(d, CALL(d, cuStreamWaitEvent, d->lane[lane], mark->event, 0));
 }
 
-static int cuda_mark_stream(struct tly_device *d, cuda_object stream, struct tly_mark **out)
+/* 0: the stream is not being captured. */
+static int cuda_check_stream(struct tly_device *d, cuda_object stream)
 {
     int capturing = 0, err = CALL(d, cuStreamIsCapturing, stream, &capturing);
+    if (!err && capturing)
+        err = tly_fail(EINVAL, "GPU %d: the stream is being captured into a graph; communicate outside of it",
+                       d->number);
+    return err;
+}
+
+static int cuda_mark_stream(struct tly_device *d, cuda_object stream, struct tly_mark **out)
+{
+    int err = cuda_check_stream(d, stream);
     if (err)
         return err;
-    if (capturing)
-        return tly_fail(EINVAL,
-                        "GPU %d: the stream is being captured into a graph; communicate outside of it",
-                        d->number);
     err = cuda_mark(d, stream, out);
     return err == -EINVAL
                ? tly_fail(EINVAL, "the stream is not one of GPU %d, where the tensor is", d->number)
@@ -512,6 +518,23 @@ static int cuda_mark_stream(struct tly_device *d, cuda_object stream, struct tly
 int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark **out)
 {
     return WITHIN(d, cuda_mark_stream(d, stream, out));
+}
+
+static int cuda_follow(struct tly_device *d, cuda_object stream, cuda_object lane)
+{
+    struct tly_mark *m = NULL;
+    int err = cuda_check_stream(d, stream);
+    if (!err)
+        err = cuda_mark(d, lane, &m);
+    if (!err)
+        err = CALL(d, cuStreamWaitEvent, stream, m->event, 0);
+    tly_device_unmark(d, m);
+    return err;
+}
+
+int tly_device_follow(struct tly_device *d, void *stream, enum tly_lane lane)
+{
+    return WITHIN(d, cuda_follow(d, stream, d->lane[lane]));
 }
 
 /* --- work ---------------------------------------------------------------------------------------------- */

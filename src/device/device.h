@@ -93,6 +93,9 @@ int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark *
 int tly_device_wait(struct tly_device *d, struct tly_mark *mark);
 /* The lane waits for it. */
 int tly_device_after(struct tly_device *d, enum tly_lane lane, struct tly_mark *mark);
+/* What this stream of the application is given from now on comes after the lane's work so far.  -EINVAL: the stream is being
+ * captured into a graph. */
+int tly_device_follow(struct tly_device *d, void *stream, enum tly_lane lane);
 void tly_device_unmark(struct tly_device *d, struct tly_mark *mark);
 
 #endif

@@ -9,6 +9,8 @@ int cuCtxPushCurrent_v2(void *context);
 int cuDevicePrimaryCtxRelease_v2(int device);
 int cuDevicePrimaryCtxRetain(void **out, int device);
 int cuEventCreate(void **out, unsigned flags);
+int cuEventDestroy_v2(void *event);
+int cuEventQuery(void *event);
 int cuEventRecord(void *event, void *stream);
 int cuEventSynchronize(void *event);
 int cuInit(unsigned flags);

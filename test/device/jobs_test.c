@@ -667,6 +667,72 @@ static void a_rank_is_killed(void **state)
     job_kill_rank(&j, 1, stage, 2);
 }
 
+/* Rank 1 ends the job while rank 0's GPU has yet to read two inputs: b's stream is held, and a's copy comes behind b's.  What a's
+ * stream is given then comes after its copy. */
+static int fail_unread(int rank, void *arg)
+{
+    enum { NOT_READY = 600 };
+    atomic_int *stage = arg;
+    struct gpu g;
+    struct tensor x[2]; /* b, a */
+    tally_op *op[2];
+    void *late, *behind;
+    open_gpu(&g, rank,
+             "gpus=2 peers=0:1 fail=cuMemcpyAsync:2:1000000"); /* none fails, but they are counted */
+    tally_comm *c = job_open();
+    struct tally_options o = on_gpu(&g);
+    CHECK(cuStreamCreate(&late, 1) == 0 && cuEventCreate(&behind, 2) == 0);
+    for (int t = 0; t < 2; t++) {
+        make(&x[t], 100000);
+        memset(x[t].host, 0, x[t].bytes);
+        upload(&g, &x[t]);
+    }
+    CHECK(cuStreamSynchronize(g.stream) == 0);
+    if (rank == 0) {
+        CHECK(cuMemcpyAsync((uintptr_t)x[0].device, (uintptr_t)x[0].host, x[0].bytes, late) == 0);
+        fake_cuda_hold(late, 1);
+    }
+    int before = fake_cuda_calls();
+    for (int t = 0; t < 2; t++) {
+        o.stream = rank == 0 && t == 0 ? late : g.stream;
+        CHECK(tally_push_pull(c, t ? "a" : "b", x[t].device, x[t].device, 25000, TALLY_FLOAT32, TALLY_SUM, &o,
+                              &op[t]) == 0);
+        while (rank == 0 && fake_cuda_calls() < before + 1 + t) /* the GPU has been given the copy */
+            usleep(1000);
+    }
+    if (rank == 0)
+        atomic_store(stage, 1);
+    job_await(stage, 1);
+    if (rank == 1)
+        CHECK(tally_comm_abort(c, "enough") == 0);
+    for (int t = 0; t < 2; t++)
+        CHECK(job_ends(op[t]) != 0 ||
+              rank == 1); /* which may still get a's sum once rank 0 has let b's stream go */
+    CHECK(cuEventRecord(behind, g.stream) == 0);
+    if (rank == 0)
+        CHECK(cuEventQuery(behind) == NOT_READY);
+    fake_cuda_hold(late, 0);
+    CHECK(cuEventSynchronize(behind) == 0 && cuStreamSynchronize(late) == 0);
+    for (int t = 0; t < 2; t++)
+        unmake(&x[t]); /* the driver ends the process if a copy still reads it */
+    tally_comm_close(c);
+    CHECK(cuStreamDestroy_v2(late) == 0 && cuEventDestroy_v2(behind) == 0);
+    close_gpu(&g);
+    return 0;
+}
+
+static void streams_wait_until_failed_inputs_are_read(void **state)
+{
+    static const char *const groups[] = {"TALLY_GPU_GROUP=1", "TALLY_GPU_GROUP=2"};
+    atomic_int *stage = job_shared(sizeof *stage);
+    for (int i = 0; i < 2; i++) {
+        atomic_store(stage, 0);
+        struct job j = {
+            .ranks = 2, .main = fail_unread, .arg = stage, .machine = together, .settings = {groups[i]}};
+        job_run(&j);
+    }
+}
+
 /* --- cancellation ----------------------------------------------------------------------------------------- */
 
 /* Rank 0 takes back what waits for the other, or is being copied. */
@@ -733,6 +799,7 @@ int main(void)
         cmocka_unit_test(waits_for_copies_fail),
         cmocka_unit_test(a_copy_back_fails_on_its_rank_alone),
         cmocka_unit_test(a_gpu_is_lost),
+        cmocka_unit_test(streams_wait_until_failed_inputs_are_read),
         cmocka_unit_test(a_rank_is_killed),
         cmocka_unit_test(a_rank_is_killed_at_each_step),
         cmocka_unit_test(operations_are_cancelled),

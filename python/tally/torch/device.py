@@ -13,7 +13,7 @@ Flow: begin() records an event on the current stream -> the thread "tally-device
 Nothing waits for the whole device: the thread waits for its own copies, and a caller of wait() for the sums, as with Gloo.
 
 An operation holds its tensors until its end, and the caching allocator does not get their memory back while side streams use
-it.  The library may still copy from the tensors of a reduction that has failed, so the Device holds them for a while.  Pinned
+it.  The library may still copy from the tensors of a reduction that has failed; it makes the side stream wait for that.  Pinned
 memory passes from one copy to the next in the streams' own order.
 
 Later calls of the same group keep their place (Line).  If a chunk fails, the call's other chunks are taken back
@@ -24,7 +24,6 @@ SPDX-License-Identifier: Apache-2.0
 """
 
 import collections
-import contextlib
 import ctypes
 import errno
 import itertools
@@ -45,9 +44,6 @@ CHUNK_BYTES = 8 << 20
 # would wait for each other.  So after PATIENCE_S without any, the pool may exceed its limit by one piece.
 POOL_BYTES = 32 * CHUNK_BYTES
 PATIENCE_S = 1.0
-
-# The library's pinned memory is filled within this time once nothing holds up the copies.
-COPIED_S = 1.0
 
 _SMALLEST = 1 << 16  # piece of pinned memory
 _LINE = 64           # alignment of tensors within one
@@ -182,28 +178,13 @@ class _Pool:
 # --- a device ------------------------------------------------------------------------------------------------------
 
 
-class _Held:
-    """Tensors, and the event after which the library copies from them at once."""
-
-    __slots__ = ("_event", "_passed", "tensors")
-
-    def __init__(self, event, tensors):
-        self._event, self._passed, self.tensors = event, None, tensors
-
-    def is_read(self):
-        if self._passed is None and self._event.query():
-            self._passed = time.monotonic()
-        return self._passed is not None and time.monotonic() - self._passed >= COPIED_S
-
-
 class Device:
-    """One device: its side streams, its pool, and the tensors of failed reductions that it may still read."""
+    """One device: its side streams and its pool."""
 
     def __init__(self, runtime, chunk_bytes=CHUNK_BYTES, pool_bytes=POOL_BYTES):
         self.runtime, self.chunk_bytes = runtime, chunk_bytes
         self.pool = _Pool(pool_bytes)
         self.leaving, self.arriving = runtime.stream(), runtime.stream()
-        self._held = []  # append() and remove() are atomic
 
     def arrived(self):
         """A context for work after the arrival of results, on the stream on which they arrive."""
@@ -218,15 +199,9 @@ class Device:
         self.runtime.let_wait(self.runtime.current(), event)
 
     def hold(self, tensors):
-        """Keep tensors of reductions that have failed.  The library's copies of them follow the leaving stream's work so far."""
-        self._held.append(_Held(self.runtime.record(self.leaving), tensors))
-
-    def let_go(self):
-        """Drop held tensors that the library has read."""
-        for one in list(self._held):
-            if one.is_read():
-                with contextlib.suppress(ValueError):  # another thread has dropped it
-                    self._held.remove(one)
+        """Keep tensors of reductions that have failed, until the library has read them: the leaving stream waits for that."""
+        for tensor in tensors:
+            self.runtime.keep(tensor, self.leaving)
 
     def keep(self, tensors):
         """Keep tensors that the arriving stream or the current stream is about to use."""
@@ -673,7 +648,6 @@ def reduce(call, source, target, dtype, result):
     whole = call.note
     if len(pieces) > 1:  # ranks of other lengths fail with the first one, and hear the lengths
         whole = "%sthe first of %d elements" % (whole + "; " if whole else "", source.numel())
-    device.let_go()
     runtime, ready = device.runtime, device.mark()
 
     def load(name, low, high):

@@ -89,7 +89,7 @@ static void op_complete(tally_comm *c, struct tally_op *op, bool failed)
         op->call->ended(c, op, failed);
     tly_pace_leaves(c, op);
     tly_chain_withdraw(c, op, !failed);
-    tly_stager_leave(op);
+    tly_stager_leave(op, failed);
     tly_op_forget_tensor(c, op->tensor, op->mark);
     op->tensor = NULL;
     tly_active_ended(&c->active, op->bytes);

@@ -83,7 +83,7 @@ static void local_ended(struct tally_op *op, int err, const char *sentence)
         snprintf(text, sizeof text, "%s: %s", tly_op_title(op, title), sentence);
         tly_handle_say(&op->handle, err, text);
     }
-    tly_stager_leave(op);
+    tly_stager_leave(op, err != 0);
     local_finish(c, op);
     tly_active_ended(&c->active, op->bytes);
     tly_op_set_done(op);

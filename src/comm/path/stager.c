@@ -9,7 +9,7 @@
  *   begin        waits for memory, then gives the GPU the copy of the whole input, in the order of operations
  *   out          when it has been made, all parts that are here pass
  *   landed       gives the GPU the copy of one part's result; when it has been made, the part passes
- *   leave        the memory is the next operation's
+ *   leave        the memory is the next operation's; if the operation has failed, the application's stream waits for the copy
  *
  * In a team whose GPUs sum in groups, the stage only gives memory: for the parts that this rank carries, as GPUs sum them and as
  * their results land.
@@ -22,7 +22,8 @@
  * Failures: if an input cannot be copied, all ranks hear of it, for the stage vouches.  If a result cannot, the operation fails
  * on this rank alone, with -EIO: the others may have theirs.  If the GPU is lost (-ENODEV), the job fails with this rank's number
  * and the call.  An operation that ends waits for copies to its tensor, which a lost GPU ends.  A copy of its input goes on, and
- * the memory is kept until it has been made.  Nothing depends on what the GPU reads then.
+ * the memory is kept until it has been made.  Nothing depends on what the GPU reads then, and the application's stream waits for
+ * it, so that memory which is freed in that stream's order is still there.
  *
  * `lock` of a stager guards it and its works; it is taken under the loop's lock, and the inbox's is taken under it. */
 #include <errno.h>
@@ -46,6 +47,7 @@
 #include "comm/path/stage.h"
 #include "comm/path/stager.h"
 #include "device/device.h"
+#include "device/order.h"
 #include "local/gpus.h"
 #include "local/local.h"
 #include "local/segment.h"
@@ -75,6 +77,7 @@ struct stager_work {
     struct tally_op *op;
     int gpu;
     struct tly_device *device;
+    void *stream;               /* the application's */
     struct tly_mark *ready;     /* after which the input is there */
     bool grouped;               /* GPUs sum it in groups */
     struct tly_local_gpu group; /* for them */
@@ -466,6 +469,7 @@ static int stager_take(struct tally_op *op, void *stream)
     tly_list_init(&w->node);
     w->op = op;
     w->gpu = in;
+    w->stream = stream;
     err = tly_device_open(in, &w->device);
     if (!err)
         err = tly_device_mark_stream(w->device, stream, &w->ready);
@@ -473,7 +477,7 @@ static int stager_take(struct tally_op *op, void *stream)
     w->group = (struct tly_local_gpu){.ready = w->ready};
     w->grouped = stager_suits_group(op, w->device);
     if (err)
-        tly_stager_leave(op);
+        tly_stager_leave(op, false);
     return err;
 }
 
@@ -494,6 +498,12 @@ void tly_stager_ungroup(struct tally_op *op)
 {
     if (tly_stager_grouped(op))
         stager_work_of(op)->grouped = false;
+}
+
+/* In which its input is copied. */
+static enum tly_lane stager_lane_out(const struct stager_work *w)
+{
+    return w->grouped ? (enum tly_lane)(TLY_LANE_GROUP + (int)TLY_STEP_IN) : TLY_LANE_OUT;
 }
 
 /* The operation's memory is free, or belongs to the copy that still goes on. */
@@ -517,13 +527,15 @@ static void stager_leave_memory(struct stager_work *w)
     pthread_mutex_unlock(&s->lock);
 }
 
-void tly_stager_leave(struct tally_op *op)
+void tly_stager_leave(struct tally_op *op, bool failed)
 {
     if (!tly_chain_has_own(&op->chain, STAGE_DEVICE))
         return;
     struct stager_work *w = stager_work_of(op);
     if (w->stager)
         stager_leave_memory(w);
+    if (failed) /* it cannot if the GPU is lost, or the stream is being captured */
+        tly_device_follow(w->device, w->stream, stager_lane_out(w));
     if (w->ready)
         tly_device_unmark(w->device, w->ready);
     tly_device_close(w->device);

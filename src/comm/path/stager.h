@@ -23,8 +23,9 @@ int tly_stager_take(struct tally_op *op, void *stream);
 const struct tly_local_gpu *tly_stager_grouped(struct tally_op *op);
 /* They cannot: the stage copies it. */
 void tly_stager_ungroup(struct tally_op *op);
-/* The operation has ended, or has not been submitted: give back what it has, if it has anything. */
-void tly_stager_leave(struct tally_op *op);
+/* The operation has ended, or has not been submitted: give back what it has, if it has anything.  failed: the GPU may still read
+ * the input, and the application's stream waits for that. */
+void tly_stager_leave(struct tally_op *op, bool failed);
 /* No operation is left: end the threads and free the memory. */
 void tly_stager_finish(tally_comm *c);
 
