@@ -39,6 +39,7 @@ static const struct tly_param_rule rules[] = {
     {"TALLY_RANK", .hidden = true},
     {"TALLY_BESIDE", .hidden = true},
     {"TALLY_MEASURED", .hidden = true},
+    {"TALLY_SHARED_LOG", .hidden = true},
     {"TALLY_SECRET", .secret = true, .shortest = 16},
 };
 

@@ -327,13 +327,14 @@ static void lists_are_complete(void **state)
     char *list = printed(NULL, TLY_PARAMS_TABLE);
     /* But for what tests and our own launchers alone have to know. */
 #define NAMED(name, ...) \
-    if (!strstr("TALLY_MEASURED TALLY_COORD_FROM TALLY_RANK TALLY_BESIDE", #name)) { \
+    if (!strstr("TALLY_MEASURED TALLY_SHARED_LOG TALLY_COORD_FROM TALLY_RANK TALLY_BESIDE", #name)) { \
         assert_non_null(strstr(text, #name)); \
         assert_non_null(strstr(troff, #name)); \
         assert_non_null(strstr(list, #name)); \
     }
     TLY_PARAM_TABLE(NAMED)
     assert_null(strstr(text, "TALLY_MEASURED"));
+    assert_null(strstr(text, "TALLY_SHARED_LOG"));
     assert_non_null(strstr(text, "\"value\": \"a \\\"quoted\\\" one\""));
     free(text);
     free(troff);
