@@ -45,18 +45,23 @@ def trained(kind, overlap, dtype):
     model = model_of(hvd.rank(), dtype)
     optimizer = hvd.AsyncOptimizer(OPTIMIZERS[kind](model.parameters()), model.named_parameters(), overlap=overlap)
     [share] = optimizer._tally_shares
-    sent, got, submit, land = [None], [flat(model)], share.submit, share.land
+    sent, got, send, land = [None], [flat(model)], share.send, share.land
 
-    def submit_and_note():
+    def note():
+        if share.operation is not None:
+            share.operation.wait()
+            got.append(share.newest().clone())
+
+    def send_and_note(begun):
+        note()
         sent.append(share.change.clone())
-        submit()
+        send(begun)
 
     def land_and_note():
-        if share.operation is not None:
-            land()
-            got.append(share.base.clone())
+        note()
+        land()
 
-    share.submit, share.land = submit_and_note, land_and_note
+    share.send, share.land = send_and_note, land_and_note
     pause = random.Random(hvd.rank())
     for step in range(1, STEPS + 1):
         gradients(model, hvd.rank(), step)

@@ -3,11 +3,12 @@
 Parameters of one dtype are one shared tensor, because an operation costs the same whatever its size: a _Share.  Its memory here is
 `change`, the difference on its way, and `base`, the values from which the next difference counts.
 
-Flow: step() runs the user's optimizer -> land(): the newest values have come, and parameters become these plus what this rank has
-changed since -> send(): parameters minus base go to the services, and base becomes the parameters.
+Flow: step() runs the user's optimizer -> prepare(): the newest values have come, and change = parameters - base -> send():
+parameters become the newest values plus change, so does base, and change goes to the services.  Between additions, land()
+takes values that have come: parameters become these plus change, and base these alone.
 
 An exception of a signal handler can break off any of this.  Each stage can be repeated, and the next step begins with the stage that
-was broken off (settle).
+was broken off (_tally_settle).
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -60,7 +61,7 @@ class _Share:
         # Of parameters on devices, a copy in the host's memory.
         self.copies = {i: torch.empty(p.shape, dtype=dtype, device="cpu") for i, (_, p) in enumerate(parameters) if not p.is_cpu}
         self.operation = None  # the last one, until its values have landed
-        self.values = None     # its values, while they are written to the parameters
+        self.landing = False   # `change` is complete, and the values are on their way into the parameters
 
     def _shaped(self, flat):
         """Views of a flat tensor, one for each parameter."""
@@ -78,15 +79,33 @@ class _Share:
         for p, base, change in zip(self._here(), self.bases, self.changes):
             torch.sub(p, base, out=change)
 
-    def _begin(self, submit, *arguments):
-        _operations.submit_to(functools.partial(setattr, self, "operation"), submit, self.call, *arguments)
+    def newest(self):
+        """The values that the last operation has brought.  They are the communicator's, so hold it in use."""
+        length = self.count * self.base.element_size()
+        return torch.frombuffer((ctypes.c_char * length).from_address(self.operation.values()), dtype=self.base.dtype)
+
+    def _begin(self, submit, *arguments, begun=lambda: None):
+        def store(operation):
+            begun()
+            self.operation = operation
+
+        _operations.submit_to(store, submit, self.call, *arguments)
+
+    def _take(self, newest):
+        """Parameters = newest values + `change`."""
+        for i, (value, change) in enumerate(zip(self._shaped(newest), self.changes)):
+            p = self.parameters[i][1].detach()
+            if i in self.copies:
+                p.copy_(torch.add(value, change, out=self.copies[i]))
+            else:
+                torch.add(value, change, out=p)
 
     def create(self, staleness):
         """Have services keep rank 0's parameters, and take these."""
         for p, base in zip(self._here(), self.bases):
             base.copy_(p)
-        self._begin(_operations.shared_create, self.base.data_ptr(), self.count, calls.DTYPES[self.base.dtype],
-                    staleness, (self.count,))
+        self._begin(_operations.shared_create, self.base.data_ptr(), self.count, calls.DTYPES[self.base.dtype], staleness,
+                    (self.count,))
         self.land()
 
     def land(self):
@@ -94,32 +113,31 @@ class _Share:
         if self.operation is None:
             return
         self.operation.wait()
-        with _job.own.in_use():  # the values are the communicator's
-            if self.values is None:
-                self._count_changes()
-                self.values = self.operation.values()
-            length = self.count * self.base.element_size()
-            newest = torch.frombuffer((ctypes.c_char * length).from_address(self.values), dtype=self.base.dtype)
-            for i, (value, change) in enumerate(zip(self._shaped(newest), self.changes)):
-                p = self.parameters[i][1].detach()
-                if i in self.copies:
-                    p.copy_(torch.add(value, change, out=self.copies[i]))
-                else:
-                    torch.add(value, change, out=p)
+        if not self.landing:
+            self._count_changes()
+            self.landing = True
+        with _job.own.in_use():
+            newest = self.newest()
+            self._take(newest)
             self.base.copy_(newest)
-        self.operation = self.values = None
+        self.operation, self.landing = None, False
 
     def prepare(self):
-        """Count what has changed since base.  Raises FloatingPointError if it is not finite."""
+        """Wait for the newest values, and count what has changed since base.  Raises FloatingPointError if that is not finite."""
+        if self.operation is not None:
+            self.operation.wait()
         self._count_changes()
         self._check()
 
-    def send(self):
-        """Submit what prepare() has counted."""
+    def send(self, begun):
+        """Behind prepare(): take the newest values, and submit the change.  begun(), perhaps twice: it is under way."""
+        if self.operation is not None:
+            with _job.own.in_use():
+                self._take(self.newest())
         for p, base in zip(self._here(), self.bases):
             base.copy_(p)
         _operations.exchange(self.count)
-        self._begin(_operations.shared_add, self.change.data_ptr(), self.change)
+        self._begin(_operations.shared_add, self.change.data_ptr(), self.change, begun=begun)
 
     def _check(self):
         """Raise for a difference that is not finite.  It would spoil all ranks' parameters."""
@@ -143,7 +161,7 @@ class _Async(Shared):
         self._tally_generation = _job.generation()
         self._tally_name, self._tally_every, self._tally_overlap = name, every, overlap
         self._tally_unsent = 0        # steps since the last addition
-        self._tally_sending = False   # changes are counted, and not all of them submitted
+        self._tally_sending = set()   # shares whose changes are counted, and not yet submitted
         self._tally_shares = []
         compare(name, ["staleness=%s" % staleness, "every=%d" % every,
                        *("parameter %r of shape %s, %s" % (one, tuple(p.shape), p.dtype) for one, p in named)], name=name)
@@ -161,11 +179,11 @@ class _Async(Shared):
             raise _job.unusable()
         if self._tally_generation != _job.generation():
             raise RuntimeError("this AsyncOptimizer is of a job that has ended: make another one, on all ranks")
-        for share in self._tally_shares:
-            if share.values is not None:
-                share.land()
         if self._tally_sending:
             self._tally_send()
+        for share in self._tally_shares:
+            if share.landing:
+                share.land()
 
     @torch.no_grad()
     def _tally_land(self, wait):
@@ -175,15 +193,15 @@ class _Async(Shared):
 
     @torch.no_grad()
     def _tally_send(self):
-        """Begin an addition to each share, or go on with that.  All shares get as many, or ranks could wait for each other."""
+        """Take the newest values, and add what has changed.  All shares get as many additions, or ranks could wait for each other."""
         if not self._tally_sending:
             for share in self._tally_shares:
                 share.prepare()
-            self._tally_sending = True
+            self._tally_sending = set(self._tally_shares)
         for share in self._tally_shares:
-            if share.operation is None:
-                share.send()
-        self._tally_unsent, self._tally_sending = 0, False
+            if share in self._tally_sending:
+                share.send(functools.partial(self._tally_sending.discard, share))
+        self._tally_unsent = 0
 
     def step(self, closure=None):
         """Step as the optimizer does.  Every so many steps, add what this rank has changed and take the newest parameters.
@@ -194,12 +212,12 @@ class _Async(Shared):
         self._tally_settle()
         result = super().step(closure)
         self._tally_unsent += 1
-        due = self._tally_unsent >= self._tally_every
-        self._tally_land(wait=due)
-        if due:
+        if self._tally_unsent >= self._tally_every:
             self._tally_send()
             if not self._tally_overlap:
                 self._tally_land(wait=True)
+        else:
+            self._tally_land(wait=False)
         return result
 
     # torch wraps the step of each new optimizer class to run its hooks; that of the class below already is.
@@ -211,10 +229,9 @@ class _Async(Shared):
         No rank waits in step() for one that is here.  Training may go on afterwards.  Collective: all ranks call it equally
         often."""
         self._tally_settle()
-        self._tally_land(wait=True)
         if self._tally_unsent:
             self._tally_send()
-            self._tally_land(wait=True)
+        self._tally_land(wait=True)
         _operations.join()
         with torch.no_grad():
             for share in self._tally_shares:
