@@ -108,10 +108,8 @@ const struct tly_device *tly_gpus_device(const struct tly_local *l)
 static void gpus_break(struct tly_gpus *g, int err)
 {
     struct tly_local *l = g->local;
-    char sentence[TLY_SENTENCE];
-    snprintf(sentence, sizeof sentence, "rank %u: %s", tly_local_number(l, l->me), tly_error());
     g->stopped = true;
-    l->calls->broken(l->user, -err, sentence);
+    l->calls->broken(l->user, -err, tly_error()); /* the job's failure names the rank */
 }
 
 static enum tly_lane gpus_lane_of(enum tly_order_step step)
