@@ -489,6 +489,16 @@ int tly_device_wait(struct tly_device *d, struct tly_mark *mark)
     return tly_fail(-err, "%s", why);
 }
 
+int tly_device_give_up(struct tly_device *d, int seconds)
+{
+    char why[TLY_SENTENCE];
+    snprintf(why, sizeof why,
+             "GPU %d: cuEventSynchronize has not returned for %d s; this process cannot use the GPU any more",
+             d->number, seconds);
+    cuda_lose(d, why);
+    return tly_fail(ENODEV, "%s", d->why); /* or what was wrong before */
+}
+
 int tly_device_after(struct tly_device *d, enum tly_lane lane, struct tly_mark *mark)
 {
     return WITHIN(d, CALL(d, cuStreamWaitEvent, d->lane[lane], mark->event, 0));

@@ -91,6 +91,9 @@ int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark *
 /* Sleep until the marked work has ended.  -errno: it has failed, and uses no memory any more.  If the driver cannot wait, even
  * when asked twice, the GPU counts as lost (-ENODEV), and the work may go on. */
 int tly_device_wait(struct tly_device *d, struct tly_mark *mark);
+/* A thread has been in tly_device_wait() for too long: the GPU counts as lost.  -ENODEV, with a sentence.  The work may still be
+ * carried out, and that thread may stay there. */
+int tly_device_give_up(struct tly_device *d, int seconds);
 /* The lane waits for it. */
 int tly_device_after(struct tly_device *d, enum tly_lane lane, struct tly_mark *mark);
 /* What this stream of the application is given from now on comes after the lane's work so far.  -EINVAL: the stream is being

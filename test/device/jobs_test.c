@@ -486,6 +486,57 @@ static void a_gpu_is_lost(void **state)
     }
 }
 
+/* Rank 1's GPU copies no result until the rank has closed, and rank 0 ends the job meanwhile.  What it copies then is still there. */
+static int hang(int rank, void *arg)
+{
+    enum { PARTS = 7 };
+    atomic_int *stage = arg;
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, 0, "gpus=1 fail=copy-to-GPU:2:1000000"); /* none fails, but they are counted */
+    tally_comm *c = job_open();
+    make(&x, 100000);
+    memset(x.host, 0, x.bytes);
+    upload(&g, &x);
+    CHECK(cuStreamSynchronize(g.stream) == 0);
+    uint64_t before = fake_cuda_moved(0, 1);
+    fake_cuda_hold(NULL, rank == 1);
+    struct tally_options o = on_gpu(&g);
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+    if (rank == 0) {
+        job_expect(op, 0);
+        job_await(stage, 1);
+        CHECK(tally_comm_abort(c, "enough") == 0);
+        tally_comm_close(c);
+        return 0;
+    }
+    while (fake_cuda_calls() < 1 + PARTS)
+        usleep(1000);
+    atomic_store(stage, 1);
+    CHECK(tally_op_wait(op, -1) == -ECONNRESET);
+    CHECK_HOLDS(tally_op_error(op), "rank 0 left: enough");
+    tally_op_free(op);
+    CHECK(tally_push_pull(c, "y", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op) < 0);
+    tally_comm_close(c);
+    fake_cuda_hold(NULL, 0);
+    while (fake_cuda_moved(0, 1) == before) /* the first: a lost GPU is not waited for again */
+        usleep(1000);
+    atomic_store(stage, 2);
+    return 0;
+}
+
+static void a_gpu_hangs(void **state)
+{
+    atomic_int *stage = job_shared(sizeof *stage);
+    struct job j = {.ranks = 2, .main = hang, .arg = stage, .settings = {"TALLY_PART_BYTES=16K"}};
+    job_start(&j);
+    job_finish(&j);
+    assert_int_equal(atomic_load(stage), 2);
+    job_log_holds(&j, 1, "GPU 0: cuEventSynchronize has not returned for 3 s");
+    job_clear(&j);
+}
+
 /* Rank 1's driver fails to wait for a copy, once or twice. */
 static int fail_to_wait(int rank, void *arg)
 {
@@ -799,6 +850,7 @@ int main(void)
         cmocka_unit_test(waits_for_copies_fail),
         cmocka_unit_test(a_copy_back_fails_on_its_rank_alone),
         cmocka_unit_test(a_gpu_is_lost),
+        cmocka_unit_test(a_gpu_hangs),
         cmocka_unit_test(streams_wait_until_failed_inputs_are_read),
         cmocka_unit_test(a_rank_is_killed),
         cmocka_unit_test(a_rank_is_killed_at_each_step),

@@ -21,9 +21,10 @@
  *
  * Failures: if an input cannot be copied, all ranks hear of it, for the stage vouches.  If a result cannot, the operation fails
  * on this rank alone, with -EIO: the others may have theirs.  If the GPU is lost (-ENODEV), the job fails with this rank's number
- * and the call.  An operation that ends waits for copies to its tensor, which a lost GPU ends.  A copy of its input goes on, and
- * the memory is kept until it has been made.  Nothing depends on what the GPU reads then, and the application's stream waits for
- * it, so that memory which is freed in that stream's order is still there.
+ * and the call.  An operation that ends waits for copies to its tensor, which a lost GPU ends.  If they
+ * have not ended after HANGS_S, the GPU hangs and counts as lost; what it may write to is never freed.  A copy of its input goes
+ * on, and the memory is kept until it has been made.  Nothing depends on what the GPU reads then, and the application's stream
+ * waits for it, so that memory which is freed in that stream's order is still there.
  *
  * `lock` of a stager guards it and its works; it is taken under the loop's lock, and the inbox's is taken under it. */
 #include <errno.h>
@@ -55,6 +56,9 @@
 
 enum { SMALLEST = 16, SIZES = 48 }; /* pieces have 2^16 bytes or more */
 #define PATIENCE (1000 * TLY_MS)
+enum {
+    HANGS_S = 3
+}; /* a GPU that has not copied a result for so long hangs; less than a silent rank is given */
 
 /* A piece of pinned memory. */
 struct stager_piece {
@@ -69,7 +73,7 @@ struct stager_flight {
     struct tly_mark *mark;
     struct stager_work *work;   /* NULL: its operation has left */
     struct tly_part *part;      /* whose result comes in; NULL: an input goes out */
-    struct stager_piece *piece; /* owned if the operation has left */
+    struct stager_piece *piece; /* owned if the operation has left; NULL: it stays with the GPU */
 };
 
 /* What an operation has. */
@@ -103,6 +107,7 @@ struct tly_stager {
     struct tly_list waiting;     /* works, for memory */
     int64_t moved;               /* when one last got some or gave some back, or could not pin any */
     bool stopping;
+    bool hangs; /* the GPU carries nothing out, and a thread may wait for it for ever */
     struct stager_end {
         struct tly_stager *stager;
         enum tly_lane lane;
@@ -319,7 +324,8 @@ static void stager_end_flight(struct tly_stager *s, struct stager_flight *f, int
 {
     struct stager_work *w = f->work;
     if (!w) {
-        stager_give_piece(s, f->piece);
+        if (f->piece)
+            stager_give_piece(s, f->piece);
     } else if (!f->part) {
         stager_input_is_staged(w, err);
     } else {
@@ -371,6 +377,13 @@ static void *stager_main(void *arg)
 
 /* --- stagers --------------------------------------------------------------------------------------------- */
 
+/* The GPU hangs: its threads, and all that it may still write to or that they use, stay with the process. */
+static void stager_abandon(struct tly_stager *s)
+{
+    pthread_detach(s->out.thread);
+    pthread_detach(s->in.thread);
+}
+
 static void stager_destroy(struct tly_stager *s)
 {
     struct stager_end *ends[] = {&s->out, &s->in};
@@ -378,7 +391,12 @@ static void stager_destroy(struct tly_stager *s)
     s->stopping = true;
     for (int i = 0; i < 2; i++)
         pthread_cond_signal(&ends[i]->changed);
+    bool hangs = s->hangs;
     pthread_mutex_unlock(&s->lock);
+    if (hangs) {
+        stager_abandon(s);
+        return;
+    }
     for (int i = 0; i < 2; i++) {
         if (ends[i]->stager)
             pthread_join(ends[i]->thread, NULL);
@@ -411,7 +429,7 @@ static struct tly_stager *stager_create(tally_comm *c, int gpu)
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->landed, NULL);
+    pthread_cond_init(&s->landed, &monotonic);
     pthread_cond_init(&s->out.changed, &monotonic);
     pthread_cond_init(&s->in.changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
@@ -506,21 +524,29 @@ static enum tly_lane stager_lane_out(const struct stager_work *w)
     return w->grouped ? (enum tly_lane)(TLY_LANE_GROUP + (int)TLY_STEP_IN) : TLY_LANE_OUT;
 }
 
-/* The operation's memory is free, or belongs to the copy that still goes on. */
-static void stager_leave_memory(struct stager_work *w)
+/* The operation's copies of this end go on without it, with its memory if that is not NULL.  True: there are some. */
+static bool stager_leave_flights(const struct stager_end *e, const struct stager_work *w,
+                                 struct stager_piece *piece)
 {
-    struct tly_stager *s = w->stager;
-    bool flies = false;
-    pthread_mutex_lock(&s->lock);
-    tly_list_remove(&w->node);
-    for (struct tly_list *n = s->out.flights.next; n != &s->out.flights; n = n->next) {
+    bool any = false;
+    for (struct tly_list *n = e->flights.next; n != &e->flights; n = n->next) {
         struct stager_flight *f = tly_list_entry(n, struct stager_flight, node);
         if (f->work == w) {
             f->work = NULL;
-            f->piece = w->piece;
-            flies = true;
+            f->piece = piece;
+            any = true;
         }
     }
+    return any;
+}
+
+/* The operation's memory is free, or belongs to the copy of its input that still goes on, or to a GPU that hangs. */
+static void stager_leave_memory(struct stager_work *w)
+{
+    struct tly_stager *s = w->stager;
+    pthread_mutex_lock(&s->lock);
+    tly_list_remove(&w->node);
+    bool flies = stager_leave_flights(&s->out, w, w->piece) || stager_leave_flights(&s->in, w, NULL);
     if (w->piece && !flies)
         stager_give_piece(s, w->piece);
     stager_start(s, false);
@@ -606,6 +632,20 @@ static bool stager_landed(tally_comm *c, struct tly_part *p)
     return false;
 }
 
+/* Copies to the operation's tensor end, or the GPU hangs. */
+static void stager_await_landing(struct tly_stager *s, const struct stager_work *w)
+{
+    const int64_t until = tly_now() + HANGS_S * TLY_SEC;
+    const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    while (w->landing && !s->hangs) {
+        if (pthread_cond_timedwait(&s->landed, &s->lock, &at) != ETIMEDOUT || !w->landing)
+            continue;
+        s->hangs = true;
+        stager_is_lost(w->op->comm, tly_device_give_up(s->device, HANGS_S));
+        tly_warn("comm", "%s", tly_error());
+    }
+}
+
 static void stager_withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
     struct stager_work *w = stager_work_of(op);
@@ -614,8 +654,7 @@ static void stager_withdraw(tally_comm *c, struct tally_op *op, bool over)
     pthread_mutex_lock(&w->stager->lock);
     w->stopped = true;
     tly_list_remove(&w->node);
-    while (w->landing)
-        pthread_cond_wait(&w->stager->landed, &w->stager->lock);
+    stager_await_landing(w->stager, w);
     pthread_mutex_unlock(&w->stager->lock);
 }
 
