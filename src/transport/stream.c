@@ -2,6 +2,7 @@
  *
  * Receiving: headers pass through a staging buffer of 4 KB.  readv() reads a payload directly to where it belongs, with the
  * staging buffer behind it to catch the next header in the same call.  Bytes of a payload that are in the staging buffer already are copied.
+ * Behind a frame longer than the staging buffer another long one is likely, so only a header's bytes go there.
  * Sending: sendmsg() takes a batch's headers and payloads from where they lie.  The kernel then has a copy, so a packet
  * that is handed over is also completed.
  *
@@ -196,6 +197,7 @@ static void stream_eat_staging(struct tly_stream *s)
             s->in = s->base.up->begin(s->base.user, s->staging + s->staging_from - head);
             if (!s->in)
                 return;
+            s->long_frames = s->in->follows > TLY_STAGING_BYTES;
             have = s->staging_to - s->staging_from;
         }
         struct tly_arrival *in = s->in;
@@ -276,7 +278,9 @@ static ssize_t stream_read_some(struct tly_stream *s, const struct iovec *iov, i
 static ssize_t stream_receive_staged(struct tly_stream *s, struct iovec *iov, int n, uint32_t direct,
                                      bool *drained)
 {
-    iov[n++] = (struct iovec){s->staging + s->staging_to, TLY_STAGING_BYTES - s->staging_to};
+    bool for_header = !s->in || n > 0;
+    uint32_t most = s->long_frames && for_header ? TLY_FRAME_BYTES : TLY_STAGING_BYTES;
+    iov[n++] = (struct iovec){s->staging + s->staging_to, most - s->staging_to};
     ssize_t r = stream_read_some(s, iov, n, drained);
     if (r <= 0)
         return r;

@@ -37,6 +37,7 @@ struct tly_stream {
     uint8_t staging[TLY_STAGING_BYTES];
     uint32_t staging_from, staging_to;
     struct tly_arrival *in; /* borrowed: the frame that comes; NULL: a header is next */
+    bool long_frames;       /* the last payload exceeds the staging buffer */
     int low_water;          /* SO_RCVLOWAT now; 0: the socket has none */
     /* out */
     uint32_t done; /* bytes of the next packet that the kernel has */
