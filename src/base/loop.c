@@ -11,6 +11,8 @@
 #include "base/error.h"
 #include "base/fork.h"
 
+enum { MOST_ROUNDS = 4, MOST_POSTED = 64 }; /* of posted watches in one turn, and watches in a round */
+
 static void loop_drain_wake(struct tly_watch *w, uint32_t events)
 {
     uint64_t n;
@@ -24,6 +26,7 @@ int tly_loop_init(struct tly_loop *l)
     l->host = l;
     tly_list_init(&l->hooks);
     tly_list_init(&l->watches);
+    tly_list_init(&l->posted);
     l->wake_fd = -1;
     l->epoll_fd = tly_fd_own(epoll_create1(EPOLL_CLOEXEC));
     if (l->epoll_fd < 0)
@@ -77,6 +80,7 @@ static int loop_control(int epoll_fd, int what, struct tly_watch *w)
 int tly_loop_add(struct tly_loop *l, struct tly_watch *w, uint32_t events)
 {
     w->events = events;
+    tly_list_init(&w->posted);
     int err = loop_control(l->host->epoll_fd, EPOLL_CTL_ADD, w);
     if (err)
         return tly_fail(-err, "cannot watch a descriptor: %s", strerror(-err));
@@ -97,10 +101,29 @@ void tly_loop_remove(struct tly_loop *l, struct tly_watch *w)
         return;
     loop_control(host->epoll_fd, EPOLL_CTL_DEL, w);
     tly_list_remove(&w->node);
+    tly_list_remove(&w->posted);
     host->removals++;
     for (int i = 0; i < host->batch_left; i++)
         if (host->batch[i].data.ptr == w)
             host->batch[i].data.ptr = NULL;
+}
+
+void tly_loop_post(struct tly_loop *l, struct tly_watch *w)
+{
+    tly_list_remove(&w->posted);
+    tly_list_append(&l->host->posted, &w->posted);
+}
+
+struct tly_watch *tly_loop_find(const struct tly_loop *l, bool (*is)(struct tly_watch *w, const void *arg),
+                                const void *arg)
+{
+    for (l = l->host; l; l = l->guest)
+        for (struct tly_list *n = l->watches.next; n != &l->watches; n = n->next) {
+            struct tly_watch *w = tly_list_entry(n, struct tly_watch, node);
+            if (is(w, arg))
+                return w;
+        }
+    return NULL;
 }
 
 static int loop_control_all(const struct tly_loop *l, int epoll_fd, int what)
@@ -160,6 +183,17 @@ static int64_t loop_prepare(struct tly_loop *l)
     return guests < due ? guests : due;
 }
 
+/* False: no watch was posted. */
+static bool loop_handle_posted(struct tly_loop *l)
+{
+    int i = 0;
+    for (; i < MOST_POSTED && !tly_list_empty(&l->posted); i++) {
+        struct tly_watch *w = tly_list_entry(tly_list_take(&l->posted), struct tly_watch, posted);
+        w->ready(w, EPOLLIN);
+    }
+    return i > 0;
+}
+
 static void loop_tick(struct tly_loop *l)
 {
     int64_t passed = l->now - l->last_tick;
@@ -197,13 +231,15 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
     tly_loop_lock(l);
     loop_look_at_clock(l);
     int64_t due = loop_prepare(l);
+    for (int i = 0; i < MOST_ROUNDS && loop_handle_posted(l); i++)
+        due = loop_prepare(l);
     int64_t now = tly_now();
     int64_t wait = l->last_tick + TLY_TICK_MS * TLY_MS - now;
     if (due - now < wait)
         wait = due - now;
     if (max_ms >= 0 && max_ms * TLY_MS < wait)
         wait = max_ms * TLY_MS;
-    if (wait < 0 || l->stop)
+    if (wait < 0 || l->stop || !tly_list_empty(&l->posted))
         wait = 0;
     uint64_t removals = l->removals;
     tly_loop_unlock(l);

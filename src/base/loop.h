@@ -28,7 +28,8 @@ struct tly_watch {
     int fd; /* borrowed */
     void (*ready)(struct tly_watch *w, uint32_t events);
     /* the loop's */
-    struct tly_list node; /* in its `watches` */
+    struct tly_list node;   /* in its `watches` */
+    struct tly_list posted; /* in its host's `posted` */
     uint32_t events;
 };
 
@@ -55,6 +56,7 @@ struct tly_loop {
     struct epoll_event *batch; /* being handled: the rest of it, so that a removed watch can be taken out */
     int batch_left;
     uint64_t removals;          /* of watches, ever */
+    struct tly_list posted;     /* watches to be handled without a look at the kernel, the guest's too */
     struct tly_list *next_hook; /* of the walk in progress */
 };
 
@@ -88,6 +90,11 @@ void tly_loop_wake(struct tly_loop *l);
 /* events: EPOLLIN, EPOLLOUT; level-triggered.  Lock held. */
 int tly_loop_add(struct tly_loop *l, struct tly_watch *w, uint32_t events);
 int tly_loop_change(struct tly_loop *l, struct tly_watch *w, uint32_t events);
+/* The next turn calls `ready` with EPOLLIN before it sleeps.  Lock held; the watch has been added. */
+void tly_loop_post(struct tly_loop *l, struct tly_watch *w);
+/* The first watch of this loop, its host and its guest for which is() is true; NULL: there is none.  Lock held. */
+struct tly_watch *tly_loop_find(const struct tly_loop *l, bool (*is)(struct tly_watch *w, const void *arg),
+                                const void *arg);
 /* After this `ready` is not called again, not even in the batch being handled.  A watch that was never added is no error. */
 void tly_loop_remove(struct tly_loop *l, struct tly_watch *w);
 

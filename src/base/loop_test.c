@@ -275,6 +275,56 @@ static void test_guest(void **state)
     tly_loop_finish(&loop);
 }
 
+struct posted {
+    struct tly_watch watch;
+    struct posted *posts, *removes; /* in its call */
+    int calls;
+};
+
+static void posted_on_ready(struct tly_watch *w, uint32_t events)
+{
+    struct posted *p = tly_list_entry(w, struct posted, watch);
+    p->calls++;
+    assert_int_equal(events, EPOLLIN);
+    if (p->posts)
+        tly_loop_post(&loop, &p->posts->watch);
+    if (p->removes)
+        tly_loop_remove(&loop, &p->removes->watch);
+}
+
+/* A posted watch is called once, without bytes in its descriptor, and not if it is removed before.  Watches that post each
+ * other for ever leave the loop time for all others. */
+static void test_posted(void **state)
+{
+    struct posted p[3] = {{.calls = 0}}, read = {.calls = 0};
+    assert_int_equal(tly_loop_init(&loop), 0);
+    for (int i = 0; i < 3; i++) {
+        p[i].watch = (struct tly_watch){.fd = eventfd(0, EFD_CLOEXEC), .ready = posted_on_ready};
+        assert_int_equal(tly_loop_add(&loop, &p[i].watch, EPOLLIN), 0);
+    }
+    p[0].removes = &p[1];
+    for (int i = 0; i < 2; i++) {
+        tly_loop_post(&loop, &p[i].watch);
+        tly_loop_post(&loop, &p[i].watch);
+    }
+    tly_loop_turn(&loop, 0);
+    tly_loop_turn(&loop, 0);
+    assert_true(p[0].calls == 1 && p[1].calls == 0 && p[2].calls == 0);
+    p[0].removes = NULL;
+    p[0].posts = &p[2];
+    p[2].posts = &p[0];
+    read.watch = (struct tly_watch){.fd = eventfd(1, EFD_CLOEXEC), .ready = posted_on_ready};
+    assert_int_equal(tly_loop_add(&loop, &read.watch, EPOLLIN), 0);
+    tly_loop_post(&loop, &p[0].watch);
+    for (int i = 0; i < 3; i++)
+        tly_loop_turn(&loop, -1);
+    assert_true(read.calls == 3 && p[0].calls > 3);
+    for (int i = 0; i < 3; i++)
+        close(p[i].watch.fd);
+    close(read.watch.fd);
+    tly_loop_finish(&loop);
+}
+
 static void run_for(int64_t ns)
 {
     for (int64_t end = loop.awake + ns; loop.awake < end;)
@@ -307,6 +357,7 @@ int main(void)
         cmocka_unit_test(test_wake),
         cmocka_unit_test(test_event),
         cmocka_unit_test(test_guest),
+        cmocka_unit_test(test_posted),
         cmocka_unit_test(test_pause),
     };
     return cmocka_run_group_tests_name("loop", tests, NULL, NULL);

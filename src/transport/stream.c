@@ -50,6 +50,11 @@ void tly_stream_init(struct tly_stream *s, struct tly_loop *loop, int fd, bool c
     s->low_water = io->receive ? 0 : 1;
 }
 
+struct tly_stream *tly_stream_watched(struct tly_watch *w)
+{
+    return w->ready == stream_on_ready ? tly_list_entry(w, struct tly_stream, watch) : NULL;
+}
+
 int tly_stream_start(struct tly_channel *c)
 {
     struct tly_stream *s = stream_of(c);
@@ -301,10 +306,9 @@ static ssize_t stream_receive(struct tly_stream *s, bool *drained)
     /* What the staging buffer holds of a payload is less than a block: it lands with the rest of it. */
     uint32_t left = in->follows - in->landed, direct = left;
     if (in->in_blocks && in->to) {
-        ssize_t blocks = stream_whole_blocks(s, left);
-        if (blocks < 0 &&
-            !s->low_water) /* no mark on this socket: wait with what there is in the staging buffer */
+        if (!s->low_water) /* no mark on this socket: a block waits in the staging buffer */
             return stream_receive_staged(s, iov, 0, 0, drained);
+        ssize_t blocks = stream_whole_blocks(s, left);
         if (blocks <= 0)
             return blocks;
         *drained = (uint32_t)blocks < left;
@@ -377,14 +381,12 @@ static void stream_on_ready(struct tly_watch *w, uint32_t events)
     up->enter(user);
     if (s->connecting) {
         stream_on_connected(s);
-    } else {
-        if (events & EPOLLOUT) {
-            s->full = false;
-            up->room(user);
-            stream_watch_for(s, EPOLLIN | (s->full ? EPOLLOUT : 0));
-        }
-        if (!stream_is_closed(s) && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
-            stream_receive_more(s);
+    } else if (events & EPOLLOUT) {
+        s->full = false;
+        up->room(user);
+        stream_watch_for(s, EPOLLIN | (s->full ? EPOLLOUT : 0));
     }
+    if (!stream_is_closed(s) && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+        stream_receive_more(s);
     up->leave(user);
 }

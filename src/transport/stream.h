@@ -48,6 +48,8 @@ struct tly_stream {
  * io: borrowed. */
 void tly_stream_init(struct tly_stream *s, struct tly_loop *loop, int fd, bool connecting,
                      const struct tly_stream_io *io);
+/* The stream to which this watch belongs; NULL: to something else. */
+struct tly_stream *tly_stream_watched(struct tly_watch *w);
 int tly_stream_start(struct tly_channel *c);
 int tly_stream_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n);
 void tly_stream_close(struct tly_channel *c);

@@ -1,5 +1,6 @@
 /* stream_test.c - packets over sockets, with a proxy between the ends (test/media/proxy.h): however the bytes trickle in frames
- * arrive whole, and bytes that were tampered with, cut off or held back end the link.  Loans within a machine. */
+ * arrive whole, and bytes that were tampered with, cut off or held back end the link.  Loans within a machine.  Two ends that
+ * one thread serves. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,6 +17,7 @@
 
 #include "base/clock.h"
 #include "test/media/ends.h"
+#include "transport/link/link.h"
 #include "transport/shm/shm.h"
 #include "transport/stream.h"
 #include "transport/tcp/tcp.h"
@@ -429,6 +431,84 @@ static void test_garbled_reference(void **state)
     assert_true(refused >= (!via->copies ? 8 : 9));
 }
 
+static void assert_mates(void)
+{
+    struct tly_shm_channel *a = tly_shm_of(x.a.link->channel), *b = tly_shm_of(x.b.link->channel);
+    assert_ptr_equal(a->mate, b);
+    assert_ptr_equal(b->mate, a);
+}
+
+/* One thread serves both ends, so their bytes go past the socket, also more than an inbox has room for. */
+static void test_past_the_socket(void **state)
+{
+    ends_start(NULL);
+    x.inside = true;
+    for (int i = 0; i < 12; i++)
+        ends_add(200000, (enum where)(i % 4));
+    ends_dial();
+    ends_until(&x.sent, x.count);
+    assert_mates();
+    ends_until(&x.arrived, x.count);
+    ends_stop();
+}
+
+/* What one end has put into the other's inbox arrives, though it closes at once. */
+static void test_closed_behind_its_bytes(void **state)
+{
+    for (enum where w = PLACE; w <= CONTROL; w++) {
+        ends_start(NULL);
+        x.inside = true;
+        ends_add(100, w);
+        ends_dial();
+        ends_until(&x.arrived, 1);
+        assert_mates();
+        ends_add(5000, w);
+        ends_add(3000, w);
+        tly_loop_lock(&x.loop);
+        x.a.link->hook.prepare(&x.a.link->hook);
+        tly_link_destroy(x.a.link);
+        x.a.link = NULL;
+        tly_loop_unlock(&x.loop);
+        assert_int_equal(x.arrived, 1);
+        ends_until(&x.b.closed, 1);
+        assert_int_equal(x.arrived, 3);
+        ends_stop();
+    }
+}
+
+/* The ends become mates once the acceptor's loop lodges in the other one.  What lies in the socket then comes first. */
+static void test_mates_since_it_lodges(void **state)
+{
+    struct tly_loop guest;
+    assert_int_equal(tly_loop_init(&guest), 0);
+    ends_guest = &guest;
+    ends_start(NULL);
+    x.inside = true;
+    ends_add(5000, PLACE);
+    ends_dial();
+    while (x.arrived < 1) {
+        tly_loop_turn(&x.loop, 1);
+        tly_loop_turn(&guest, 1);
+    }
+    assert_null(tly_shm_of(x.a.link->channel)->mate);
+    for (int i = 0; i < 3; i++) {
+        ends_add(3000, BLOCKS);
+        tly_loop_turn(&x.loop, 0); /* into the socket, which nobody reads yet */
+    }
+    assert_int_equal(x.arrived, 1);
+    tly_loop_lock(&x.loop);
+    assert_int_equal(tly_loop_lodge(&guest, &x.loop), 0);
+    tly_shm_join_lodger(tly_shm_of(x.b.link->channel));
+    tly_loop_unlock(&x.loop);
+    assert_mates();
+    for (int i = 0; i < 3; i++)
+        ends_add(100000, (enum where)i);
+    ends_until(&x.arrived, x.count);
+    ends_until(&x.sent, x.count);
+    ends_stop();
+    ends_guest = NULL;
+}
+
 static int over_tcp(void **state)
 {
     static const struct ends_medium m = {.name = "tcp", .medium = &tly_tcp, .sockets = true};
@@ -480,9 +560,15 @@ int main(void)
         cmocka_unit_test(test_taken_back_under_a_reader),
         cmocka_unit_test(test_garbled_reference),
     };
+    const struct CMUnitTest direct[] = {
+        cmocka_unit_test(test_past_the_socket),
+        cmocka_unit_test(test_closed_behind_its_bytes),
+        cmocka_unit_test(test_mates_since_it_lodges),
+    };
     if (sodium_init() < 0)
         return 1;
     return cmocka_run_group_tests_name("tcp", tests, over_tcp, NULL) +
+           cmocka_run_group_tests_name("direct", direct, in_memory, NULL) +
            cmocka_run_group_tests_name("memory", local, in_memory, NULL) +
            cmocka_run_group_tests_name("shm", local, between_processes, NULL);
 }

@@ -18,6 +18,7 @@
 
 const struct ends_medium *via;
 bool ends_summed;
+struct tly_loop *ends_guest;
 struct ends x;
 
 void ends_use(const struct ends_medium *m)
@@ -227,7 +228,7 @@ void ends_start(const struct proxy *proxy)
     struct tly_endpoints at;
     assert_int_equal(tly_address_parse("127.0.0.1", 0, &lc.address), 0);
     tly_loop_lock(&x.loop);
-    assert_int_equal(tly_listen(&x.loop, &lc, &x.listener), 0);
+    assert_int_equal(tly_listen(ends_guest ? ends_guest : &x.loop, &lc, &x.listener), 0);
     tly_listener_endpoints(x.listener, &at);
     tly_loop_unlock(&x.loop);
     assert_true(at.count >= 1);
@@ -271,6 +272,8 @@ void ends_stop(void)
     tly_loop_unlock(&x.loop);
     if (x.proxied)
         pthread_join(x.proxy.thread, NULL);
+    if (ends_guest)
+        tly_loop_finish(ends_guest);
     tly_loop_finish(&x.loop);
     for (int i = 0; i < x.count; i++) {
         tly_memory_withdraw(x.parcels[i].payload_memory);

@@ -44,6 +44,8 @@ struct end {
 };
 
 extern bool ends_summed; /* payloads have checksums */
+extern struct tly_loop
+    *ends_guest; /* the acceptor's loop, which the test turns; NULL: both ends' loop is x.loop */
 
 struct ends {
     struct tly_loop loop;

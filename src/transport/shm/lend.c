@@ -257,6 +257,9 @@ void tly_shm_returned(struct tly_channel *c, uint64_t id)
 ssize_t tly_shm_send(struct tly_stream *stream, struct msghdr *m, int flags)
 {
     struct tly_shm_channel *s = tly_shm_of(&stream->base);
+    tly_shm_join_lodger(s);
+    if (s->mate)
+        return tly_shm_put(s, m);
     union {
         char bytes[CMSG_SPACE(sizeof(int))];
         struct cmsghdr align;

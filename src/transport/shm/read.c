@@ -93,7 +93,18 @@ ssize_t tly_shm_receive(struct tly_stream *stream, const struct iovec *iov, int 
                        .msg_iovlen = (size_t)n,
                        .msg_control = &control,
                        .msg_controllen = sizeof control};
-    ssize_t r = recvmsg(stream->watch.fd, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    ssize_t r = s->drained ? tly_shm_take(s, iov, n) : 0;
+    if (r > 0)
+        return r;
+    r = recvmsg(stream->watch.fd, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (r <= 0 && s->inbox) {
+        /* The mate has sent nothing through the socket since it became one. */
+        s->drained = true;
+        ssize_t taken = tly_shm_take(s, iov, n);
+        return taken ? taken : r;
+    }
+    if (r > 0 && s->inbox)
+        tly_loop_post(stream->loop, &stream->watch); /* the inbox comes behind that */
     for (struct cmsghdr *c = r < 0 ? NULL : CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
             continue;

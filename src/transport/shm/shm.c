@@ -90,6 +90,7 @@ static int shm_dial(const struct tly_dial *d, struct tly_channel **out)
     int fd = tly_socket_open(AF_UNIX);
     if (fd < 0)
         return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
+    tly_shm_name_end(fd);
     /* At once, or not at all: a full backlog too is an error. */
     int err = connect(fd, (struct sockaddr *)&a, len) < 0 ? -errno : shm_make(d->loop, fd, true, out);
     if (err) {
@@ -105,6 +106,7 @@ static void shm_close_channel(struct tly_channel *c)
 {
     struct tly_shm_channel *s = tly_shm_of(c);
     tly_stream_close(c);
+    tly_shm_part(s);
     tly_shm_read_close(s);
     tly_shm_lend_close(s);
 }
@@ -121,8 +123,12 @@ static struct tly_channel *shm_adopt(struct tly_socket_door *d, int fd, const st
 {
     struct tly_channel *c = NULL;
     snprintf(name, 80, "a process of this machine");
-    if (shm_make(d->loop, fd, false, &c) == 0 && d->config.copies)
+    if (shm_make(d->loop, fd, false, &c) != 0)
+        return NULL;
+    if (d->config.copies)
         shm_pretend(c);
+    else
+        tly_shm_join(tly_shm_of(c), from);
     return c;
 }
 

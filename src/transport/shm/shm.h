@@ -1,6 +1,8 @@
 /* shm.h - payloads that are shown instead of sent, for a channel between two ends on one machine: frames' headers go through
  * a Unix socket, and behind a header a reference says where its payload lies.
  *
+ * Two ends in one thread give each other these bytes without the socket (direct.c).
+ *
  * Ends in one process: in the sender's memory itself.  Else: in a memfd of the sender's, into which it has been
  * copied; the descriptor went over the same socket before.
  *
@@ -15,6 +17,8 @@
  * has shown and that was mapped. */
 #ifndef TLY_SHM_H
 #define TLY_SHM_H
+
+#include <sys/un.h>
 
 #include "base/shared.h"
 #include "transport/loan.h"
@@ -63,6 +67,12 @@ struct tly_shm_channel {
     struct tly_shm_mapping *seen[TLY_SHM_SEGMENTS];
     uint32_t seen_count;
     struct tly_list returns; /* what of it has been read and is to be told; references */
+    /* within one thread (direct.c) */
+    struct sockaddr_un peer; /* of an accepted channel: the other end's name, until it has been looked for */
+    struct tly_shm_channel *mate;  /* borrowed: the other end; NULL: bytes go through the socket */
+    bool drained;                  /* what it sent through the socket before has been read */
+    uint8_t *inbox;                /* owned: bytes from the mate; NULL: there was never one */
+    uint32_t inbox_from, inbox_to; /* what of it is not read yet */
 };
 
 static inline struct tly_shm_channel *tly_shm_of(struct tly_channel *c)
@@ -100,5 +110,18 @@ void tly_shm_done(struct tly_channel *c, struct tly_loan *loan, const struct tly
 bool tly_shm_next_return(struct tly_channel *c, uint64_t *id);
 /* As readv(): segments that come with the bytes are mapped. */
 ssize_t tly_shm_receive(struct tly_stream *s, const struct iovec *iov, int n);
+
+/* --- direct.c ------------------------------------------------------------------------------------ */
+
+/* Give a socket that is about to connect a name by which the accepting end finds it. */
+void tly_shm_name_end(int fd);
+/* A channel has come over a socket with this name: if the same thread serves the other end, they are mates from here on. */
+void tly_shm_join(struct tly_shm_channel *s, const struct sockaddr_storage *from);
+/* The same again, once the channel's loop lodges in another one. */
+void tly_shm_join_lodger(struct tly_shm_channel *s);
+void tly_shm_part(struct tly_shm_channel *s);
+/* As sendmsg() to the mate, and as readv(); 0: nothing is there. */
+ssize_t tly_shm_put(struct tly_shm_channel *s, const struct msghdr *m);
+ssize_t tly_shm_take(struct tly_shm_channel *s, const struct iovec *iov, int n);
 
 #endif
