@@ -54,6 +54,7 @@ struct sums {
     const int *machine;
     bool orders; /* ranks begin operations in different orders */
     int on_host; /* a rank whose tensors are on the host; 0: none */
+    bool hidden; /* each rank sees its own GPU alone */
 };
 
 static void fill(struct tensor *t, int rank, int step, int which)
@@ -71,7 +72,9 @@ static int sums(int rank, void *arg)
     struct gpu g;
     char words[2048];
     all_peers(words, sizeof words, plan->ranks, plan->machine);
-    open_gpu(&g, rank, words);
+    if (plan->hidden)
+        setenv("CUDA_VISIBLE_DEVICES", (const char[]){(char)('0' + rank), 0}, 1);
+    open_gpu(&g, plan->hidden ? 0 : rank, words);
     tally_comm *c = job_open();
     bool on_host = plan->on_host && rank == plan->on_host;
     for (int t = 0; t < TENSORS; t++)
@@ -119,14 +122,21 @@ static int sums(int rank, void *arg)
     return 0;
 }
 
-static void run(int ranks, const int *machine, const char *group, bool orders, int on_host)
+static void run_plan(struct sums plan, const char *group)
 {
-    struct sums plan = {.ranks = ranks, .steps = 2, .machine = machine, .orders = orders, .on_host = on_host};
-    struct job j = {.ranks = ranks, .machine = machine, .main = sums, .arg = &plan, .settings = {group}};
+    struct job j = {
+        .ranks = plan.ranks, .machine = plan.machine, .main = sums, .arg = &plan, .settings = {group}};
     job_start(&j);
     job_finish(&j);
     job_log_holds(&j, 0, "GPUs in groups");
     job_clear(&j);
+}
+
+static void run(int ranks, const int *machine, const char *group, bool orders, int on_host)
+{
+    run_plan(
+        (struct sums){.ranks = ranks, .steps = 2, .machine = machine, .orders = orders, .on_host = on_host},
+        group);
 }
 
 static void one_group(void **state)
@@ -139,6 +149,12 @@ static void several_groups(void **state)
 {
     run(4, together, "TALLY_GPU_GROUP=2", true, 0);
     run(6, together, "TALLY_GPU_GROUP=2", true, 0);
+}
+
+/* Each rank sees its own GPU alone, as number 0. */
+static void gpus_are_hidden(void **state)
+{
+    run_plan((struct sums){.ranks = 4, .steps = 1, .machine = together, .hidden = true}, "TALLY_GPU_GROUP=2");
 }
 
 static void several_machines(void **state)
@@ -419,6 +435,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_group),
         cmocka_unit_test(several_groups),
+        cmocka_unit_test(gpus_are_hidden),
         cmocka_unit_test(several_machines),
         cmocka_unit_test(tensors_on_the_host_of_one_rank),
         cmocka_unit_test(averages_do_not_overflow),

@@ -161,12 +161,22 @@ static int refuse(int rank, void *arg)
     CHECK(tally_push_pull(c, "x", (void *)(uintptr_t)managed, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o,
                           &op) == -EINVAL);
     CHECK_HOLDS(tally_error(), "managed");
+    CHECK(tally_push_pull(c, "x", x.device, (void *)(uintptr_t)managed, 4, TALLY_FLOAT32, TALLY_SUM, &o,
+                          &op) == -EINVAL);
+    CHECK_HOLDS(tally_error(), "managed");
     CHECK(cuMemFree_v2(managed) == 0);
+    CHECK(tally_push_pull(c, "x", x.device, x.device, x.room / 4 + 1, TALLY_FLOAT32, TALLY_SUM, &o, &op) ==
+          -EINVAL); /* it runs beyond its memory */
+    CHECK_HOLDS(tally_error(), "not a GPU's");
     CHECK(tally_broadcast(c, "x", x.device, 4, TALLY_FLOAT32, 0, &o, &op) == -EINVAL);
     CHECK_HOLDS(tally_error(), "tally_broadcast takes memory of the host");
     CHECK(cuStreamBeginCapture_v2(g.stream, 0) == 0);
     CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
     CHECK_HOLDS(tally_error(), "captured");
+    o.stream = NULL; /* no work of the default stream may be looked at while another one is captured */
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
+    CHECK_HOLDS(tally_error(), "cuStreamIsCapturing failed");
+    o.stream = g.stream;
     CHECK(cuStreamEndCapture(g.stream, &graph) == 0);
     struct gpu other = {0};
     unsigned long long elsewhere, gone;
@@ -185,6 +195,12 @@ static int refuse(int rank, void *arg)
     CHECK(tally_push_pull(c, "x", (void *)(uintptr_t)gone, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) ==
           -EINVAL);
     CHECK_HOLDS(tally_error(), "freed");
+    CHECK(tally_push_pull(c, "x", x.device, (void *)(uintptr_t)gone, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) ==
+          -EINVAL);
+    CHECK_HOLDS(tally_error(), "freed");
+    struct tally_options no_gpu = {.size = sizeof no_gpu}; /* of the host, which it is not */
+    CHECK(tally_push_pull(c, "x", NULL, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &no_gpu, &op) == -EINVAL);
+    CHECK(tally_push_pull(c, "x", NULL, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
     o.place = 2;
     CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
     o.place = TALLY_PLACE_CUDA;
