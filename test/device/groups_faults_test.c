@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -378,6 +379,19 @@ static void a_rank_closes_late(void **state)
 
 /* --- failures --------------------------------------------------------------------------------------------- */
 
+/* Is shared memory of a job still mapped here?  The pool is, until its last block is free. */
+static bool maps_shared_memory(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    bool any = false;
+    CHECK(maps);
+    while (!any && fgets(line, sizeof line, maps))
+        any = strstr(line, "/memfd:tally");
+    fclose(maps);
+    return any;
+}
+
 /* Until it fails. */
 static int sum_until_it_fails(int rank, void *arg)
 {
@@ -411,6 +425,8 @@ static int sum_until_it_fails(int rank, void *arg)
     else
         CHECK(who && !strstr(who + 1, "rank 1")); /* it is named once */
     tally_comm_close(c);
+    if (rank != 1) /* its GPU works, so nothing in shared memory is left to it */
+        CHECK(!maps_shared_memory());
     return 0;
 }
 
