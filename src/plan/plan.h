@@ -138,6 +138,16 @@ int tly_dealer_next(struct tly_dealer *d, uint32_t bytes);
  * Cost O(services), not O(period). */
 void tly_dealer_init_at(struct tly_dealer *d, int count, const uint32_t *weight, uint64_t hash);
 
+/* A part that stays with its service between operations. */
+struct tly_plan_kept {
+    uint32_t length; /* bytes */
+    uint16_t owner;  /* its service */
+};
+
+/* Shares have changed: give parts other owners, and move no more bytes than the shares differ.  Services of weight 0 give up all.
+ * The result depends on the arguments alone: all ranks deal alike.  At least one weight is positive.  -ENOMEM.  (redeal.c) */
+int tly_plan_redeal(int services, const uint32_t *weight, uint32_t count, struct tly_plan_kept *part);
+
 /* --- collectives that are no all-reduce (relay.c) ------------------------------------------------------
  *
  * Of a machine, `ranks` counts the copies that it gets, or the inputs that it gives: one for each rank of the group, or 1
