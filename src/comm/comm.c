@@ -498,6 +498,7 @@ int tally_comm_open(const char *const settings[], tally_comm **comm)
     tly_sched_init(&c->sched, 0); /* until the first epoch */
     tly_epochs_init(&c->epochs);
     tly_keep_init(c);
+    tly_list_init(&c->replicas);
     tly_names_init(&c->names);
     tly_events_init(c);
     c->running.hook = (struct tly_hook){.prepare = comm_prepare, .tick = comm_tick};

@@ -28,6 +28,7 @@
  *   path/blocks.c                           memory for sums that lie in no output
  *   path/local.c, path/team.c               operations in shared memory; the stage of a machine's ranks
  *   path/parts.c, op/op.c                   parts, as operations' rooms need them; an operation's life in the loop
+ *   path/moves.c                            parts of shared tensors go to other services
  *   path/keep.c, path/doubt.c, path/peer.c  results that not all ranks have; parts whose service is gone; a connection to
  *                                           a service
  *   elements.c                              sizes and norms, without a communicator
@@ -118,6 +119,7 @@ struct tally_comm {
     /* owner: the loop */
     struct tly_epochs epochs;
     struct tly_keeps keeps;
+    struct tly_list replicas; /* of struct tly_replica, by key; path/moves.c */
     struct tly_stagers stagers;
     struct tly_active active;
     struct tly_sched sched; /* parts, by priority, within credit and windows; in charge bytes */

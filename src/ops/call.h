@@ -16,6 +16,7 @@
 struct tally_comm;
 struct tally_op;
 struct tly_local_call;
+struct tly_part;
 struct tly_request;
 
 /* The caller's memory that a call must have, if it has elements. */
@@ -73,6 +74,9 @@ struct tly_call {
     /* The answer to part 0 is in place.  1: this cut more parts, which may have moved all of them; 0; -errno.  NULL: nothing
      * follows from it. */
     int (*answered)(struct tally_comm *c, struct tally_op *op);
+
+    /* In the loop.  The result of a part is in place.  NULL: nothing follows. */
+    void (*landed)(struct tally_comm *c, const struct tly_part *p);
 
     /* In the loop.  It is about to end; failed: without its result.  NULL: nothing follows. */
     void (*ended)(struct tally_comm *c, struct tally_op *op, bool failed);

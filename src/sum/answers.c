@@ -18,6 +18,7 @@
 #include "trace/trace.h"
 #include "transport/outbox.h"
 #include "transport/transport.h"
+#include "wire/kept.h"
 
 /* Seconds for which a verdict can be fetched again; longer than the 5 s after which a silent service counts as dead. */
 enum { VERDICT_S = 8 };
@@ -49,6 +50,17 @@ void tly_answers_queue(struct tly_job *job, struct tly_round *r)
     }
 }
 
+/* Before a shared tensor's values goes what their rank must know of them (wire/kept.h). */
+static void answers_tell_state(const struct tly_job *job, const struct tly_round *r, struct tly_outgoing *out)
+{
+    out->frame.type = TLY_HAVE;
+    out->frame.flags = 0;
+    out->frame.offset = 0;
+    out->frame.payload = tly_state_bytes(job->ranks);
+    out->payload = r->state;
+    out->stays = false;
+}
+
 bool tly_answers_next(struct tly_session *p, struct tly_outgoing *out)
 {
     struct tly_job *job = p->job;
@@ -59,7 +71,13 @@ bool tly_answers_next(struct tly_session *p, struct tly_outgoing *out)
     struct tly_round *r = a->round;
     uint32_t length = tly_answers_length(r, p->rank), summed = r->summed < length ? r->summed : length;
     uint32_t n = summed - a->sent < TLY_MAX_FRAGMENT ? summed - a->sent : TLY_MAX_FRAGMENT;
-    *out = (struct tly_outgoing){.frame = r->head, .payload = r->result + a->sent, .stays = true};
+    *out = (struct tly_outgoing){.frame = r->head, .payload = r->result + a->sent, .token = a, .stays = true};
+    if (r->state && a->sent == 0 && !a->told) {
+        answers_tell_state(job, r, out);
+        a->told = true;
+        a->on_way++;
+        return true;
+    }
     if (a->sent == 0)
         tly_round_stamp(job, r, TLY_AT_ANSWERING, p->rank);
     out->frame.type = TLY_RESULT;
@@ -68,7 +86,6 @@ bool tly_answers_next(struct tly_session *p, struct tly_outgoing *out)
     out->frame.payload = n;
     a->sent += n;
     out->frame.flags = a->sent == length ? TLY_LAST : 0;
-    out->token = a;
     a->on_way++;
     if (a->sent == length) {
         a->done = true;

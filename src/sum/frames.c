@@ -14,6 +14,7 @@
 #include "sum/internal.h"
 #include "sum/job.h"
 #include "sum/members.h"
+#include "sum/regain.h"
 #include "sum/round.h"
 #include "sum/service.h"
 #include "sum/session.h"
@@ -180,7 +181,7 @@ int tly_frames_header(void *user, struct tly_link *l, const struct tly_frame *f,
         int err = frames_on_push(p, f, land, why);
         if (err || !(f->flags & TLY_MARK))
             return err;
-    } else if (f->type == TLY_HAVE) {
+    } else if (f->type == TLY_HAVE && !tly_frame_is_kept(f)) {
         *why = frames_bad_push(job, p, f, tly_members_of(p, f->group));
         if (*why)
             return -EPROTO;
@@ -340,11 +341,14 @@ int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, 
     case TLY_JOINED:
         return tly_joining_learn(p, f, data, why);
     case TLY_HAVE:
-        return tly_redo_have(p, f, data, why);
+        return tly_frame_is_kept(f) ? tly_regain_have(p, f, data, why) : tly_redo_have(p, f, data, why);
     case TLY_DONE:
         tly_redo_done(p, f);
+        tly_regain_done(p, (uint32_t)f->count);
         break;
     case TLY_FINAL:
+        if (tly_frame_is_kept(f))
+            return tly_regain_final(p, f, data, why);
         tly_redo_final(p, f, data);
         break;
     case TLY_SPEC:
@@ -380,6 +384,7 @@ int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, 
     case TLY_GOODBYE:
         p->left = true;
         tly_redo_left(job, p->rank);
+        tly_regain_left(job, p->rank);
         break;
     default:
         break;

@@ -23,6 +23,7 @@
  *   answers.c   results on their way to the ranks
  *   round.c     arrivals and release
  *   progress.c  from all pushes to the result
+ *   regain.c    parts of shared tensors that come from other services
  *   redo.c      what ranks say after a loss
  *   joining.c   the word of a rank that it has joined
  *   facts.c     how the service stands; facts_read.c: the same, for the command
@@ -132,6 +133,7 @@ struct tly_job {
     uint64_t next_order, next_age;
     struct tly_map kept; /* id -> struct tly_kept; owned */
     uint64_t kept_bytes; /* memory reserved for them */
+    uint32_t givers;     /* parts whose values a rank has been asked for */
     struct tly_quota quota;
     struct tly_service_facts facts;
     struct tly_event quiet; /* the last session has ended */

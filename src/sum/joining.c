@@ -76,7 +76,7 @@ static void joining_begin_anew(struct tly_job *job, uint32_t joins)
     joining_look_at_all(job, joining_release);
     for (uint32_t i = 0; i < job->ranks; i++)
         tly_joined_forget(job, i);
-    tly_kept_level(job);
+    tly_kept_level(job, joins);
     job->joins = joins;
 }
 

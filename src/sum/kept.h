@@ -7,9 +7,16 @@
 #include <stdint.h>
 
 #include "sum/round.h"
+#include "wire/kept.h"
 
 struct tly_frame;
 struct tly_job;
+
+enum tly_kept_state {
+    KEPT_HELD,    /* the values are here */
+    KEPT_GATHERS, /* the part has come here by a COMMIT, and its values are still with the ranks (regain.c) */
+    KEPT_NO_MEMORY /* the same, and there is no memory for them */
+};
 
 /* One part.  Allocated with an entry for each rank of the job behind it. */
 struct tly_kept {
@@ -19,12 +26,21 @@ struct tly_kept {
     uint32_t created; /* round of the create */
     uint8_t dtype;
     uint8_t staleness; /* additions that a rank may be ahead of another; 0: no limit */
-    uint64_t version;  /* additions applied */
-    uint8_t *values;   /* owned, from the job's quota */
+    enum tly_kept_state state;
+    struct tly_version version; /* epoch: in which the part came here; count: additions applied since */
+    uint32_t joins;             /* clocks count since all ranks had joined so often */
+    uint8_t *values;            /* owned, from the job's quota; NULL: there is no memory */
+    uint32_t giver;             /* rank that has been asked for the values; TLY_NO_PEER: none */
+    uint8_t *coming;            /* owned: state of what the giver sends; NULL: that has not come */
+    uint32_t filled;            /* bytes that have come from the giver */
+    uint32_t given_up;          /* ranks with `gave_up` */
     struct tly_kept_rank {
         struct tly_round *open; /* its last operation, until that is complete; NULL: it is.  Borrowed */
         uint32_t last;          /* round of its last operation that was applied */
         uint32_t clock;         /* its additions since the create, or since all ranks last joined */
+        struct tly_version had; /* GATHERS: what it holds */
+        bool named;             /* it has spoken of the part since it last said DONE */
+        bool gave_up;           /* it has said DONE without a word of the part, which is elsewhere for it */
     } rank[];
 };
 
@@ -46,12 +62,23 @@ struct tly_kept *tly_kept_find(const struct tly_job *job, const struct tly_frame
 /* Keep the part that the frame of a create describes.  What an earlier create of that name has left goes.  Its values are not set.
  * NULL: there is no memory. */
 struct tly_kept *tly_kept_make(struct tly_job *job, const struct tly_frame *f);
+/* The same for a part that comes here with this epoch's COMMIT.  Without memory for its values it is KEPT_NO_MEMORY.  NULL: there
+ * is none for the table either, or the table is full. */
+struct tly_kept *tly_kept_expect(struct tly_job *job, const struct tly_frame *f);
+/* The part comes here (again) with this epoch: what was here of it is void. */
+void tly_kept_gather(struct tly_job *job, struct tly_kept *s, uint32_t epoch);
+/* Nobody gives the values any more. */
+void tly_kept_forget_giver(struct tly_job *job, struct tly_kept *s);
+void tly_kept_drop(struct tly_job *job, struct tly_kept *s);
+/* Write the part's state to `out`, tly_state_bytes() long; take it over from there. */
+void tly_kept_write(const struct tly_job *job, const struct tly_kept *s, uint8_t *out);
+void tly_kept_read(const struct tly_job *job, struct tly_kept *s, const uint8_t *in);
 /* Bytes that may still be reserved for parts. */
 uint64_t tly_kept_room(const struct tly_job *job);
 /* By how many additions the rank is farther behind than the staleness allows, for one after which its rank's clock is `clock`. */
 uint32_t tly_kept_behind(const struct tly_job *job, const struct tly_kept *s, uint32_t rank, uint32_t clock);
-/* All ranks have joined: they begin level. */
-void tly_kept_level(struct tly_job *job);
+/* All ranks have joined, so often by now: they begin level. */
+void tly_kept_level(struct tly_job *job, uint32_t joins);
 void tly_kept_finish(struct tly_job *job);
 
 #endif

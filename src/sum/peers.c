@@ -16,6 +16,7 @@
 #include "base/map.h"
 #include "sum/internal.h"
 #include "sum/members.h"
+#include "sum/regain.h"
 #include "sum/round.h"
 #include "sum/session.h"
 #include "sum/slot.h"
@@ -53,6 +54,7 @@ static void peers_leave_job(struct tly_session *p)
     if (p->rank < job->ranks && job->by_rank[p->rank] == p) {
         job->by_rank[p->rank] = NULL;
         tly_redo_detach(p);
+        tly_regain_detach(p);
     }
     tly_outbox_finish(&p->outbox, peers_drop_letter, job);
     for (; p->stable < p->delivered; p->stable++)

@@ -30,6 +30,7 @@ void tly_redo_detach(struct tly_session *p)
     {
         struct tly_slot *slot = &r->slots[p->rank];
         r->answers[p->rank].on_way = 0;
+        r->answers[p->rank].told = false;
         if (!tly_slot_has_come(slot))
             continue;
         if (slot->state == SLOT_COMING || slot->state == SLOT_AGAIN || slot->loan)

@@ -30,6 +30,7 @@ struct tly_answer {
     bool held;     /* the connection was lost: its rank must first say what it has */
     bool received; /* its rank has it, or will never ask for it */
     bool owed;     /* counted in its rank's burden */
+    bool told;     /* the state of its values has gone out (wire/kept.h) */
 };
 
 /* A range of a sum, for a thread of the crew. */
@@ -61,9 +62,10 @@ struct tly_round {
     struct tly_sum_piece piece[PIECES]; /* the crew's share of the work */
     uint32_t
         pieces_left; /* pieces that the crew has not done; until it has, nobody else touches data or result */
-    atomic_uint unread;    /* pieces whose inputs the crew still reads (acq_rel) */
-    uint32_t summing_to;   /* bytes of the result that are ready then */
-    uint8_t *result;       /* one of the slots' data, or owned */
+    atomic_uint unread;  /* pieces whose inputs the crew still reads (acq_rel) */
+    uint32_t summing_to; /* bytes of the result that are ready then */
+    uint8_t *result;     /* one of the slots' data, or owned */
+    uint8_t *state;      /* owned: of a shared tensor's values, that of the result (wire/kept.h); else NULL */
     uint32_t result_room;  /* bytes for which the pool gave it */
     bool restored;         /* a rank had some of it from another service */
     uint64_t order;        /* counts rounds as their results begin; tie-break among answers */

@@ -19,12 +19,20 @@
 #include "sum/slot.h"
 #include "transport/transport.h"
 
+static bool store_is_kept(const struct tly_frame *f)
+{
+    const struct tly_rule *rule = tly_rule_of(f);
+    return rule && rule->behind;
+}
+
 static uint64_t store_round_id(const struct tly_frame *f)
 {
     /* A key belongs to one group already.  Only parts between two ranks may have the same number for several pairs. */
     uint32_t pair = f->group & TLY_PAIR ? f->group : 0;
-    return tly_map_mix(
-        f->key ^ tly_map_mix((uint64_t)f->part << 32 | f->round) ^ tly_map_mix(~(uint64_t)pair));
+    /* Once a shared tensor's part has come here anew, the same round is another one. */
+    uint32_t epoch = store_is_kept(f) ? f->epoch : 0;
+    return tly_map_mix(f->key ^ tly_map_mix((uint64_t)f->part << 32 | f->round) ^
+                       tly_map_mix(~((uint64_t)epoch << 32 | pair)));
 }
 
 static bool store_same_pair(const struct tly_frame *a, const struct tly_frame *b)
@@ -36,7 +44,7 @@ struct tly_round *tly_store_find(struct tly_job *job, const struct tly_frame *f)
 {
     struct tly_round *r = tly_map_get(&job->store, store_round_id(f));
     if (r && (r->head.key != f->key || r->head.part != f->part || r->head.round != f->round ||
-              !store_same_pair(&r->head, f)))
+              !store_same_pair(&r->head, f) || (store_is_kept(f) && r->head.epoch != f->epoch)))
         return NULL; /* two names with one hash: tly_store_add() refuses the newer one's push */
     return r;
 }
@@ -79,6 +87,7 @@ void tly_store_unref(struct tly_job *job, struct tly_round *r)
     for (uint32_t i = 0; i < job->ranks; i++)
         free(r->slots[i].text);
     free(r->verdict);
+    free(r->state);
     free(r);
 }
 

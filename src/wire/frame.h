@@ -64,8 +64,9 @@ enum tly_frame_type {
     TLY_VERDICT, /* home -> worker: this round fails with this sentence; key 0: the job does */
     TLY_CANCEL, /* worker -> service: forget my push of this part; MARK: to home, fail the round with this reason */
     TLY_AGAIN, /* service -> worker: push this part again from an offset; MARK: send the result up to there (FINAL) */
-    TLY_HAVE,    /* worker -> service: so much of this part's result has landed; LAST: all, MARK: a verdict */
-    TLY_DONE,    /* worker -> service: that was all I have in doubt; back: this part is stable */
+    TLY_HAVE, /* worker -> service: so much of this part's result has landed; LAST: all, MARK: a verdict; of a kept part: which
+               * version the worker holds; back: version and counts of the values that follow */
+    TLY_DONE, /* worker -> service: that was all I have in doubt; back: this part is stable */
     TLY_FINAL,   /* worker -> service: the result as it has landed */
     TLY_COUNTS,  /* nothing but counts */
     TLY_BEAT,    /* nothing but a sign of life and counts */
@@ -118,6 +119,8 @@ enum { TLY_KINDS = 32 }; /* numbers of operations are below */
 enum { TLY_PROBE = 11 };
 /* A handle's kind, of no frame: this rank waits until all have joined. */
 enum { TLY_JOIN = 12 };
+/* Of HAVE, AGAIN and FINAL: they are about a part of a shared tensor, and about no operation (wire/kept.h). */
+enum { TLY_KEPT = 17 };
 
 struct tly_frame {
     uint8_t type;
@@ -133,6 +136,12 @@ struct tly_frame {
     double prescale, postscale;
     uint32_t accepted, granted, received, stable;
 };
+
+/* Is it about a part of a shared tensor that moves? */
+static inline bool tly_frame_is_kept(const struct tly_frame *f)
+{
+    return f->kind == TLY_KEPT;
+}
 
 /* The context of the last frame of one direction of a connection. */
 struct tly_context {

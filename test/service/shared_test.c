@@ -1,16 +1,14 @@
 /* shared_test.c - shared tensors: services keep parameters, to which each rank adds differences at its own pace.  Every addition
  * counts once, whatever happens to connections and processes; a bound holds ranks together; what makes no sense is refused. */
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/in.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "job.h"
 #include "raw.h"
+#include "shared.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 
@@ -22,90 +20,23 @@ struct board {
     uint32_t staleness;
 };
 
-static const int64_t *values_of(tally_op *op)
-{
-    const void *data = NULL;
-    CHECK(tally_op_wait(op, -1) == 0);
-    CHECK(tally_shared_values(op, &data) == 0);
-    tally_op_free(op);
-    return data;
-}
-
-static void create(tally_comm *c, const char *name, const void *values, size_t count, enum tally_dtype dtype,
-                   uint32_t staleness)
-{
-    tally_op *op;
-    CHECK(tally_shared_create(c, name, tally_comm_rank(c) ? NULL : values, count, dtype, staleness, NULL,
-                              &op) == 0);
-    job_expect(op, 0);
-}
-
-static const int64_t *add(tally_comm *c, const char *name, const void *difference)
-{
-    tally_op *op;
-    CHECK(tally_shared_add(c, name, difference, NULL, &op) == 0);
-    return values_of(op);
-}
-
-static const int64_t *read_values(tally_comm *c, const char *name)
-{
-    tally_op *op;
-    CHECK(tally_shared_read(c, name, NULL, &op) == 0);
-    return values_of(op);
-}
-
-/* What rank `rank` adds to element i in each step. */
-static int64_t difference(int rank, int i)
-{
-    return (int64_t)rank * 1000003 + i * 7 + 1;
-}
-
-static int64_t *differences(int rank, int count)
-{
-    int64_t *x = malloc((size_t)count * sizeof *x);
-    CHECK(x);
-    for (int i = 0; i < count; i++)
-        x[i] = difference(rank, i);
-    return x;
-}
-
-/* The values once all ranks have made all their steps. */
-static void check_all(const int64_t *values, int ranks, int count, int steps)
-{
-    for (int i = 0; i < count; i++) {
-        int64_t wanted = i;
-        for (int rank = 0; rank < ranks; rank++)
-            wanted += steps * difference(rank, i);
-        CHECK(values[i] == wanted);
-    }
-}
-
-static int64_t *first_values(int count)
-{
-    int64_t *x = malloc((size_t)count * sizeof *x);
-    CHECK(x);
-    for (int i = 0; i < count; i++)
-        x[i] = i;
-    return x;
-}
-
 /* --- exact sums ---------------------------------------------------------------------------------- */
 
 static int run_steps(int rank, void *arg)
 {
     struct board *b = arg;
     tally_comm *c = job_open();
-    int64_t *first = first_values(b->count), *mine = differences(rank, b->count), before = -1;
-    create(c, "w", first, (size_t)b->count, TALLY_INT64, b->staleness);
+    int64_t *first = shared_first(b->count), *mine = shared_differences(rank, b->count), before = -1;
+    shared_create(c, "w", first, (size_t)b->count, TALLY_INT64, b->staleness);
     for (int step = 1; step <= b->steps; step++) {
-        const int64_t *now = add(c, "w", mine);
+        const int64_t *now = shared_add(c, "w", mine);
         for (int i = 0; i < b->count; i += b->count / 3 + 1)
-            CHECK(now[i] >= i + step * difference(rank, i)); /* its own additions are among them */
+            CHECK(now[i] >= i + step * shared_difference(rank, i)); /* its own additions are among them */
         CHECK(now[0] > before);
         before = now[0];
     }
     job_barrier(c);
-    check_all(read_values(c, "w"), tally_comm_size(c), b->count, b->steps);
+    shared_check(shared_read(c, "w"), tally_comm_size(c), b->count, b->steps);
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
     free(first);
@@ -147,20 +78,20 @@ static int run_types(int rank, void *arg)
     const double d[] = {1.5, -2.25, 1e300};
     const float f[] = {1.5f, -2.25f, 1e30f};
     const int32_t i[] = {1, INT32_MAX, -7};
-    create(c, "f64", d, 3, TALLY_FLOAT64, 0);
-    create(c, "f32", f, 3, TALLY_FLOAT32, 0);
-    create(c, "i32", i, 3, TALLY_INT32, 0);
+    shared_create(c, "f64", d, 3, TALLY_FLOAT64, 0);
+    shared_create(c, "f32", f, 3, TALLY_FLOAT32, 0);
+    shared_create(c, "i32", i, 3, TALLY_INT32, 0);
     if (rank == 0) {
-        const double *wide = (const void *)add(c, "f64", d);
-        const float *narrow = (const void *)add(c, "f32", f);
-        const int32_t *whole = (const void *)add(c, "i32", i);
+        const double *wide = (const void *)shared_add(c, "f64", d);
+        const float *narrow = (const void *)shared_add(c, "f32", f);
+        const int32_t *whole = (const void *)shared_add(c, "i32", i);
         for (int at = 0; at < 3; at++) {
             CHECK(wide[at] == 2 * d[at] && narrow[at] == 2 * f[at]);
             CHECK(whole[at] == (int32_t)(2 * (uint32_t)i[at]));
         }
     }
     job_barrier(c);
-    const double *wide = (const void *)read_values(c, "f64");
+    const double *wide = (const void *)shared_read(c, "f64");
     CHECK(wide[0] == 3 && wide[1] == -4.5 && wide[2] == 2e300);
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
@@ -182,32 +113,32 @@ static int run_bound(int rank, void *arg)
     tally_comm *c = job_open();
     int64_t zero = 0, one = 1;
     tally_op *op;
-    create(c, "w", &zero, 1, TALLY_INT64, BOUND);
+    shared_create(c, "w", &zero, 1, TALLY_INT64, BOUND);
     if (rank == 0) {
         for (int step = 0; step < BOUND; step++)
-            CHECK(*add(c, "w", &one) == step + 1);
+            CHECK(*shared_add(c, "w", &one) == step + 1);
         CHECK(tally_shared_add(c, "w", &one, NULL, &op) == 0);
         CHECK(tally_op_wait(op, 300) == -ETIMEDOUT);
         atomic_store(&b->stage, 1);
-        CHECK(*values_of(op) == BOUND + 1);
+        CHECK(*shared_values_of(op) == BOUND + 1);
         /* Until the other one has joined. */
         for (int step = 0; step < STEPS; step++)
-            add(c, "w", &one);
+            shared_add(c, "w", &one);
     } else {
         job_await(&b->stage, 1);
-        CHECK(*read_values(c, "w") == BOUND + 1); /* it was applied at once */
+        CHECK(*shared_read(c, "w") == BOUND + 1); /* it was applied at once */
         CHECK(tally_shared_add(c, "w", NULL, NULL, &op) == 0);
-        CHECK(*values_of(op) >= BOUND + 1);
+        CHECK(*shared_values_of(op) >= BOUND + 1);
     }
     CHECK(tally_join(c, NULL, &op) == 0);
     job_expect(op, 0);
-    CHECK(*read_values(c, "w") == BOUND + 1 + STEPS);
+    CHECK(*shared_read(c, "w") == BOUND + 1 + STEPS);
     job_barrier(c);
     /* Level again, whatever they had added: neither is ahead. */
     for (int step = 0; step < BOUND && rank == 1; step++)
-        add(c, "w", &one);
+        shared_add(c, "w", &one);
     job_barrier(c);
-    CHECK(*read_values(c, "w") == 2 * BOUND + 1 + STEPS);
+    CHECK(*shared_read(c, "w") == 2 * BOUND + 1 + STEPS);
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
     return 0;
@@ -227,21 +158,21 @@ static int run_leaver(int rank, void *arg)
     tally_comm *c = job_open();
     int64_t zero = 0, one = 1;
     tally_op *op;
-    create(c, "w", &zero, 1, TALLY_INT64, 1);
-    create(c, "free", &zero, 1, TALLY_INT64, 0);
+    shared_create(c, "w", &zero, 1, TALLY_INT64, 1);
+    shared_create(c, "free", &zero, 1, TALLY_INT64, 0);
     if (rank == 1) {
         CHECK(tally_comm_close(c) == 0);
         return 0;
     }
-    add(c, "w", &one);
+    shared_add(c, "w", &one);
     CHECK(tally_shared_add(c, "w", &one, NULL, &op) == 0);
     CHECK(tally_op_wait(op, -1) == -ESHUTDOWN);
     CHECK_HOLDS(tally_op_error(op),
                 "rank 1 has left the job without tally_join, and is 1 addition too far behind");
     tally_op_free(op);
-    CHECK(*read_values(c, "w") == 2); /* the failed one has been applied */
+    CHECK(*shared_read(c, "w") == 2); /* the failed one has been applied */
     for (int step = 0; step < 5; step++)
-        CHECK(*add(c, "free", &one) == step + 1);
+        CHECK(*shared_add(c, "free", &one) == step + 1);
     CHECK(tally_comm_close(c) == 0);
     return 0;
 }
@@ -256,13 +187,13 @@ static int run_warned(int rank, void *arg)
     struct board *b = arg;
     tally_comm *c = job_open();
     int64_t zero = 0, one = 1;
-    create(c, "w", &zero, 1, TALLY_INT64, 1);
+    shared_create(c, "w", &zero, 1, TALLY_INT64, 1);
     if (rank == 0) {
-        add(c, "w", &one);
-        add(c, "w", &one);
+        shared_add(c, "w", &one);
+        shared_add(c, "w", &one);
     } else {
         job_sleep_ms(1800);
-        add(c, "w", &one);
+        shared_add(c, "w", &one);
     }
     atomic_fetch_add(&b->stage, 1);
     job_barrier(c);
@@ -329,7 +260,7 @@ static int run_refused(int rank, void *arg)
         tally_op_free(op);
     }
 
-    create(c, "w", x, 8, TALLY_INT64, 0);
+    shared_create(c, "w", x, 8, TALLY_INT64, 0);
     CHECK(tally_shared_create(c, "w", x, 8, TALLY_INT64, 0, NULL, &op) == -EEXIST);
     CHECK(tally_refuse(c, "w", TALLY_SHARED_CREATE, NULL, "no model") == -EEXIST);
     tally_op *other;
@@ -357,7 +288,7 @@ static int run_short(int rank, void *arg)
 {
     struct board *b = arg;
     tally_comm *c = job_open();
-    int64_t *x = first_values(b->count);
+    int64_t *x = shared_first(b->count);
     tally_op *op;
     for (int i = 0; i < 2; i++) {
         CHECK(tally_shared_create(c, "w", x, (size_t)b->count, TALLY_INT64, 0, NULL, &op) == 0);
@@ -367,8 +298,8 @@ static int run_short(int rank, void *arg)
         tally_op_free(op);
     }
     CHECK(tally_shared_add(c, "w", x, NULL, &op) == -ENOENT);
-    create(c, "w", x, 1000, TALLY_INT64, 0);
-    CHECK(*add(c, "w", x) == 0);
+    shared_create(c, "w", x, 1000, TALLY_INT64, 0);
+    CHECK(*shared_add(c, "w", x) == 0);
     /* Sums go on, as large as they are. */
     float *sum = calloc(1 << 20, sizeof *sum);
     CHECK(sum);
@@ -396,13 +327,13 @@ static int run_full(int rank, void *arg)
 {
     struct board *b = arg;
     tally_comm *c = job_open();
-    int64_t *x = first_values(b->count), *mine = differences(rank, b->count);
+    int64_t *x = shared_first(b->count), *mine = shared_differences(rank, b->count);
     enum { TENSORS = 4 };
     char name[8];
     tally_op *op[TENSORS];
     for (int i = 0; i < TENSORS; i++) {
         snprintf(name, sizeof name, "w%d", i);
-        create(c, name, x, (size_t)b->count, TALLY_INT64, 1);
+        shared_create(c, name, x, (size_t)b->count, TALLY_INT64, 1);
     }
     for (int step = 0; step < 4; step++) {
         if (rank == 2)
@@ -417,7 +348,7 @@ static int run_full(int rank, void *arg)
     job_barrier(c);
     for (int i = 0; i < TENSORS; i++) {
         snprintf(name, sizeof name, "w%d", i);
-        check_all(read_values(c, name), 3, b->count, 4);
+        shared_check(shared_read(c, name), 3, b->count, 4);
     }
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
@@ -443,12 +374,12 @@ static int run_dropped(int rank, void *arg)
     static int64_t big[BIG], small[SMALL];
     static float sum[SUMS];
     tally_op *waits = NULL, *op;
-    create(c, "big", big, BIG, TALLY_INT64, 1);
-    create(c, "small", small, SMALL, TALLY_INT64, 1);
+    shared_create(c, "big", big, BIG, TALLY_INT64, 1);
+    shared_create(c, "small", small, SMALL, TALLY_INT64, 1);
     job_barrier(c);
     if (rank == 1)
         job_await(&b->stage, 1);
-    add(c, rank ? "small" : "big", rank ? small : big);
+    shared_add(c, rank ? "small" : "big", rank ? small : big);
     CHECK(tally_shared_add(c, rank ? "small" : "big", rank ? small : big, NULL, &waits) == 0);
     job_sleep_ms(500);
     CHECK(!tally_op_poll(waits));
@@ -460,12 +391,12 @@ static int run_dropped(int rank, void *arg)
     }
     job_sleep_ms(500);
     if (rank == 0) {
-        add(c, "small", small);
+        shared_add(c, "small", small);
     } else {
         CHECK(tally_op_wait(waits, 20000) == 0);
-        add(c, "big", big);
+        shared_add(c, "big", big);
     }
-    values_of(waits);
+    shared_values_of(waits);
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
     return 0;
@@ -485,49 +416,30 @@ static void test_dropped(void **state)
 
 /* --- losses -------------------------------------------------------------------------------------- */
 
-/* End one of this process's connections, as a network may.  Each connection has a few losses. */
-static void lose_a_connection(uint64_t *random)
-{
-    int found[256], count = 0;
-    for (int fd = 3; fd < 1024 && count < 256; fd++) {
-        struct sockaddr_in here, there;
-        socklen_t len = sizeof here, other = sizeof there;
-        if (getsockname(fd, (struct sockaddr *)&here, &len) != 0 || here.sin_family != AF_INET ||
-            getpeername(fd, (struct sockaddr *)&there, &other) != 0)
-            continue;
-        const char *port = strrchr(getenv("TALLY_COORD"), ':');
-        int coordinator = port ? atoi(port + 1) : 0;
-        if (ntohs(here.sin_port) != coordinator && ntohs(there.sin_port) != coordinator)
-            found[count++] = fd;
-    }
-    if (count)
-        shutdown(found[job_random(random) % (uint64_t)count], SHUT_RDWR);
-}
-
 static int run_chaos(int rank, void *arg)
 {
     struct board *b = arg;
     tally_comm *c = job_open();
-    int64_t *first = first_values(b->count), *mine = differences(rank, b->count);
+    int64_t *first = shared_first(b->count), *mine = shared_differences(rank, b->count);
     uint64_t random = (uint64_t)rank * 77 + (uint64_t)b->steps;
     int losses = 0;
-    create(c, "w", first, (size_t)b->count, TALLY_INT64, b->staleness);
+    shared_create(c, "w", first, (size_t)b->count, TALLY_INT64, b->staleness);
     for (int step = 1; step <= b->steps; step++) {
         tally_op *op;
         CHECK(tally_shared_add(c, "w", mine, NULL, &op) == 0);
         if (losses < 5 && job_random(&random) % 4 == 0) {
             losses++;
-            lose_a_connection(&random);
+            shared_lose_a_connection(&random);
         }
-        const int64_t *now = values_of(op);
+        const int64_t *now = shared_values_of(op);
         for (int i = 0; i < b->count; i += 997)
-            CHECK(now[i] >= i + step * difference(rank, i));
+            CHECK(now[i] >= i + step * shared_difference(rank, i));
         if (job_random(&random) % 8 == 0)
-            read_values(c, "w");
+            shared_read(c, "w");
         atomic_fetch_add(&b->stage, 1);
     }
     job_barrier(c);
-    check_all(read_values(c, "w"), tally_comm_size(c), b->count, b->steps);
+    shared_check(shared_read(c, "w"), tally_comm_size(c), b->count, b->steps);
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
     free(first);
@@ -582,11 +494,11 @@ static int run_epochs(int rank, void *arg)
 {
     struct board *b = arg;
     tally_comm *c = job_open();
-    int64_t *first = first_values(b->count), *mine = differences(rank, b->count);
+    int64_t *first = shared_first(b->count), *mine = shared_differences(rank, b->count);
     tally_op *op = NULL;
-    create(c, "w", first, (size_t)b->count, TALLY_INT64, 1);
+    shared_create(c, "w", first, (size_t)b->count, TALLY_INT64, 1);
     if (rank == 0) {
-        add(c, "w", mine);
+        shared_add(c, "w", mine);
         CHECK(tally_shared_add(c, "w", mine, NULL, &op) == 0);
     }
     atomic_fetch_add(&b->stage, 1);
@@ -596,13 +508,13 @@ static int run_epochs(int rank, void *arg)
     if (rank == 0)
         CHECK(!tally_op_poll(op));
     else
-        add(c, "w", mine);
+        shared_add(c, "w", mine);
     if (rank == 1)
-        add(c, "w", mine);
+        shared_add(c, "w", mine);
     if (op)
-        values_of(op);
+        shared_values_of(op);
     job_barrier(c);
-    check_all(read_values(c, "w"), 2, b->count, 2);
+    shared_check(shared_read(c, "w"), 2, b->count, 2);
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
     free(first);
@@ -623,57 +535,6 @@ static void test_epochs(void **state)
     kill(j.tallyd_pid[0], SIGKILL);
     for (int rank = 0; rank < 2; rank++)
         assert_int_equal(job_wait_rank(&j, rank), 0);
-    job_clear(&j);
-}
-
-/* A tallyd that keeps parts dies: the job ends with an error that names it. */
-static int run_death(int rank, void *arg)
-{
-    struct board *b = arg;
-    tally_comm *c = job_open();
-    int64_t *x = first_values(b->count);
-    int err = 0;
-    create(c, "w", x, (size_t)b->count, TALLY_INT64, 0);
-    while (!err) {
-        tally_op *op;
-        err = tally_shared_add(c, "w", x, NULL, &op);
-        if (!err) {
-            err = tally_op_wait(op, -1);
-            tally_op_free(op);
-        }
-        atomic_fetch_add(&b->stage, 1);
-    }
-    CHECK(err == -ECONNRESET);
-    CHECK_HOLDS(tally_error(), "tallyd 0 on");
-    CHECK_HOLDS(tally_error(),
-                ", which keeps part of the shared tensor 'w', has left the job: start it again");
-    CHECK(tally_comm_close(c) == 0);
-    free(x);
-    return 0;
-}
-
-static void test_death(void **state)
-{
-    struct board *b = job_shared(sizeof *b);
-    b->count = 100000;
-    struct job j = {
-        .ranks = 2, .tallyds = 1, .main = run_death, .arg = b, .settings = {"TALLY_PART_BYTES=32K"}};
-    job_kill_tallyd(&j, &b->stage, 20);
-}
-
-/* One that is asked to leave does so, with the same end. */
-static void test_drain(void **state)
-{
-    struct board *b = job_shared(sizeof *b);
-    b->count = 100000;
-    struct job j = {
-        .ranks = 2, .tallyds = 1, .main = run_death, .arg = b, .settings = {"TALLY_PART_BYTES=32K"}};
-    job_start(&j);
-    job_await(&b->stage, 20);
-    kill(j.tallyd_pid[0], SIGTERM);
-    for (int rank = 0; rank < 2; rank++)
-        assert_int_equal(job_wait_rank(&j, rank), 0);
-    assert_int_equal(job_wait_tallyd(&j, 0), 0);
     job_clear(&j);
 }
 
@@ -858,8 +719,6 @@ int main(void)
         cmocka_unit_test(test_full),
         cmocka_unit_test(test_dropped),
         cmocka_unit_test(test_epochs),
-        cmocka_unit_test(test_death),
-        cmocka_unit_test(test_drain),
         cmocka_unit_test(test_chaos),
         cmocka_unit_test_setup_teardown(test_numbers, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_flood, raw_set_up, raw_tear_down),

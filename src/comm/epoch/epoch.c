@@ -12,6 +12,7 @@
  * window belongs to its service (job_set_sizes in sum/job.c) and follows the counts that the service grants. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/list.h"
@@ -37,6 +38,7 @@ void tly_epoch_unref(struct tly_epoch *e)
         return;
     tly_list_remove(&e->node);
     free(e->incarnation);
+    free(e->left);
     free(e->weight);
     free(e->machine);
     free(e->listed);
@@ -91,11 +93,12 @@ int tly_epoch_adopt(tally_comm *c)
                           ? c->params.credit_bytes
                           : tly_plan_sum_credit(e->sharing, e->far, e->part_bytes, e->part_bytes);
     e->incarnation = calloc(r->service_count, sizeof *e->incarnation);
+    e->left = calloc(r->service_count, sizeof *e->left);
     e->weight = calloc(r->service_count, sizeof *e->weight);
     e->machine = calloc(r->service_count, sizeof *e->machine);
     e->listed = calloc(r->service_count, sizeof *e->listed);
     tly_list_init(&e->node);
-    if (!e->incarnation || !e->weight || !e->machine || !e->listed) {
+    if (!e->incarnation || !e->left || !e->weight || !e->machine || !e->listed) {
         tly_epoch_unref(e);
         return -ENOMEM;
     }
@@ -143,6 +146,27 @@ uint16_t tly_epoch_owner(tally_comm *c, const struct tly_epoch *e, uint64_t key,
     if (c->peers[dealt].incarnation == e->incarnation[dealt])
         return dealt;
     return tly_epoch_substitute(c, key, part);
+}
+
+uint32_t tly_epoch_came(const struct tly_epoch *e, uint16_t dealt)
+{
+    return e->left[dealt] ? e->left[dealt] : e->number;
+}
+
+void tly_epoch_lose(tally_comm *c, uint32_t service)
+{
+    for (struct tly_list *n = c->epochs.all.next; n != &c->epochs.all; n = n->next) {
+        struct tly_epoch *e = tly_list_entry(n, struct tly_epoch, node);
+        if (service < (uint32_t)e->services && e->incarnation[service] == c->peers[service].incarnation)
+            e->left[service] = c->epoch->number;
+    }
+    c->peers[service].incarnation = 0;
+}
+
+bool tly_epoch_shares_as(const struct tly_epoch *a, const struct tly_epoch *b)
+{
+    return a->services == b->services &&
+           memcmp(a->weight, b->weight, (size_t)a->services * sizeof *a->weight) == 0;
 }
 
 void tly_epoch_decided(tally_comm *c, const struct tally_op *op)

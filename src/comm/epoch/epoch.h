@@ -1,7 +1,8 @@
 /* epoch.h - epochs as a rank knows them: what decides which service sums which part (epoch.c), and changes of them
  * (follow.c).
  *
- * Owner: the loop; comm->epoch changes under names.lock.  An epoch does not change once it is adopted, but for `listed`. */
+ * Owner: the loop; comm->epoch changes under names.lock.  An epoch does not change once it is adopted, but for `listed` and
+ * `left`. */
 #ifndef TLY_COMM_EPOCH_H
 #define TLY_COMM_EPOCH_H
 
@@ -24,8 +25,9 @@ struct tly_epoch {
     uint32_t part_bytes;   /* unit of parts and credit */
     uint32_t part_most;    /* longest part */
     uint64_t credit_bytes;
-    uint64_t *incarnation;            /* owned: of each service; 0: none has this place */
-    uint32_t *weight;                 /* owned */
+    uint64_t *incarnation; /* owned: of each service; 0: none has this place */
+    uint32_t *left;   /* owned: number of the epoch in which each of these left the job; 0: it is there */
+    uint32_t *weight; /* owned */
     struct tly_plan_machine *machine; /* owned: of each service, with the ranks that push from it */
     uint32_t *listed;                 /* owned: of the list that was dealt last (tly_plan_late); the loop's */
 };
@@ -70,6 +72,12 @@ uint64_t tly_epoch_round(uint64_t key, uint32_t round);
 /* The service that sums a part which was dealt to service `dealt`: that one, or its substitute. */
 uint16_t tly_epoch_owner(tally_comm *c, const struct tly_epoch *e, uint64_t key, uint32_t part,
                          uint16_t dealt);
+/* In which epoch a part that was dealt to service `dealt` came to its owner. */
+uint32_t tly_epoch_came(const struct tly_epoch *e, uint16_t dealt);
+/* The service of this place leaves the job with the newest epoch. */
+void tly_epoch_lose(tally_comm *c, uint32_t service);
+/* Do two epochs share the sums out alike? */
+bool tly_epoch_shares_as(const struct tly_epoch *a, const struct tly_epoch *b);
 uint16_t tly_epoch_substitute(const tally_comm *c, uint64_t key, uint32_t part);
 /* A verdict ends the operation.  A rank that begins its round later must ask the same home. */
 void tly_epoch_decided(tally_comm *c, const struct tally_op *op);

@@ -24,6 +24,7 @@
 #include "comm/op/tensor.h"
 #include "comm/path/doubt.h"
 #include "comm/path/keep.h"
+#include "comm/path/moves.h"
 #include "comm/path/peer.h"
 #include "membership/member.h"
 #include "membership/roster.h"
@@ -149,6 +150,7 @@ static bool follow_has_begun(tally_comm *c, const struct tly_begun *b)
 void tly_follow_promised(void *comm, const struct tly_begun *b)
 {
     tally_comm *c = comm;
+    tly_moves_promised(c, b);
     if (follow_has_begun(c, b) || tly_map_get(&c->epochs.promising, tly_epoch_round(b->key, b->round)))
         return;
     for (struct tly_list *n = c->epochs.all.next; n != &c->epochs.all; n = n->next) {
@@ -179,36 +181,6 @@ static void follow_move_apart(tally_comm *c)
     }
 }
 
-/* A shared tensor of which this service keeps parts, or is about to; names.lock held.  NULL: there is none. */
-static const struct tly_tensor *follow_find_kept(tally_comm *c, uint32_t service)
-{
-    const struct tly_tensor *kept = tly_names_kept_by(&c->names, service);
-    for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
-        for (uint32_t i = 0; i < op->part_count && op->call->kept; i++)
-            if (op->parts[i].owner == service)
-                kept = op->tensor;
-    return kept;
-}
-
-/* The service is gone: the job ends if no other process has what it keeps. */
-static void follow_mourn(tally_comm *c, uint32_t service)
-{
-    char title[TLY_TITLE], why[TLY_SENTENCE];
-    tly_names_lock(&c->names);
-    const struct tly_tensor *kept = follow_find_kept(c, service);
-    if (kept)
-        tly_tensor_title(kept, title, sizeof title);
-    tly_names_unlock(&c->names);
-    if (!kept)
-        return;
-    snprintf(
-        why, sizeof why,
-        "%.200s, which keeps part of the shared tensor %s, has left the job: start it again from the last "
-        "checkpoint",
-        c->peers[service].name, title);
-    tly_comm_fail(c, ECONNRESET, why);
-}
-
 void tly_follow_committed(void *comm, const struct tly_roster *roster)
 {
     tally_comm *c = comm;
@@ -219,7 +191,12 @@ void tly_follow_committed(void *comm, const struct tly_roster *roster)
     c->epochs.promising = (struct tly_map){0};
     follow_drop_promises(&promised);
     follow_vacate_uninvited(c);
-    if (tly_epoch_adopt(c) != 0 || tly_pace_init(c) != 0) {
+    struct tly_epoch *before = c->epoch;
+    before->references++;
+    bool adopted = tly_epoch_adopt(c) == 0 && tly_pace_init(c) == 0;
+    bool anew = adopted && !tly_epoch_shares_as(before, c->epoch);
+    tly_epoch_unref(before);
+    if (!adopted) {
         tly_comm_fail(c, ENOMEM, "out of memory");
         return;
     }
@@ -235,14 +212,14 @@ void tly_follow_committed(void *comm, const struct tly_roster *roster)
             p->gone = false;
         } else if (p->incarnation) {
             follow_put_out(p);
-            p->incarnation = 0;
-            follow_mourn(c, (uint32_t)i);
-            if (tly_comm_failed(c))
-                return;
+            tly_epoch_lose(c, (uint32_t)i);
             tly_doubt_hand_on(c, p);
         }
     }
-    for (int i = 0; i < c->machines; i++)
+    tly_moves_commit(c, anew);
+    int concerned =
+        tly_moves_any(c) ? c->services : c->machines; /* those that may have to take over something */
+    for (int i = 0; i < concerned; i++)
         if (c->peers[i].open)
             tly_doubt_say(&c->peers[i], 0);
     if (c->epochs.preparing)

@@ -139,13 +139,6 @@ int tly_names_begin_anew(struct tly_names *n, uint32_t joins, bool former)
     return err;
 }
 
-const struct tly_tensor *tly_names_kept_by(const struct tly_names *n, uint32_t service)
-{
-    const struct tly_tensor *t, *found = NULL;
-    tly_map_each(&n->tensors, t) if (tly_replica_is_at(t->replica, service)) found = t;
-    return found;
-}
-
 void tly_names_take(struct tly_names *n, uint64_t key)
 {
     pthread_mutex_lock(&n->lock);

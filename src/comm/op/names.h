@@ -100,8 +100,6 @@ size_t tly_names_list(const struct tly_names *n, struct tly_begun *rounds);
 /* All ranks have joined, so often by now: names have new keys, and their rounds and all numbers begin anew.  former: keep
  * them by their old keys.  The lock is held.  -ENOMEM. */
 int tly_names_begin_anew(struct tly_names *n, uint32_t joins, bool former);
-/* A shared tensor of which this service keeps a part; NULL: there is none.  The lock is held. */
-const struct tly_tensor *tly_names_kept_by(const struct tly_names *n, uint32_t service);
 /* From any thread, without the lock: this tensor is no more. */
 void tly_names_take(struct tly_names *n, uint64_t key);
 void tly_names_close(struct tly_names *n);

@@ -75,7 +75,7 @@ struct tly_part *tly_op_find_part(struct tly_peer *peer, const struct tly_frame 
         at += range[0] - 1;
     }
     struct tly_part *p = at < op->part_count ? &op->parts[at] : NULL;
-    return p && p->owner == peer->index ? p : NULL;
+    return p && p->owner == peer->index && (!op->call->apart || p->came == f->epoch) ? p : NULL;
 }
 
 /* failed: not all of it has landed. */
@@ -211,6 +211,8 @@ struct tly_part *tly_op_landed(tally_comm *c, struct tly_part *p)
     tly_queue_remove(p); /* it may be queued again when the answer to what was sent before comes */
     tly_part_change(p, PART_LANDED);
     tly_traffic_landed(c, p);
+    if (op->call->landed)
+        op->call->landed(c, p);
     op->progress.missing -= p->bytes;
     if (!tly_chain_is_empty(&op->chain))
         op_go_in(c, p);

@@ -9,7 +9,7 @@
  * A lost connection makes DOUBTED of whatever is in a queue or on its way; what the service has never heard of is queued
  * again.  A result that was owed before may land while the part is queued again.  That takes it out of the queue.  What
  * this rank only gives is DOUBTED again after it has LANDED, if its service dies before all ranks have the result.  The
- * end of the operation makes all IDLE.
+ * end of the operation makes all IDLE.  A shared tensor's part that goes to another service is IDLE before it is QUEUED there.
  *
  * Debug and sanitizer builds assert each transition.
  *

@@ -45,6 +45,7 @@ struct tly_part {
     uint16_t owner;        /* service */
     uint8_t dtype;
     uint8_t state;
+    uint32_t came;  /* of a shared tensor: epoch in which it came to its service; else 0 */
     bool known;     /* its service has heard of it */
     bool quiet;     /* we push it and do not want the result */
     bool offer;     /* its data goes when it is asked for */

@@ -22,6 +22,7 @@
 #include "comm/op/part.h"
 #include "comm/path/doubt.h"
 #include "comm/path/keep.h"
+#include "comm/path/moves.h"
 #include "comm/path/peer.h"
 #include "comm/path/queue.h"
 #include "sched/sched.h"
@@ -146,6 +147,7 @@ static bool doubt_is_empty(const struct tly_keep *k)
 void tly_doubt_say(struct tly_peer *p, uint16_t resumed)
 {
     tally_comm *c = p->comm;
+    tly_moves_say(p);
     for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         for (uint32_t i = 0; i < op->part_count; i++)
             if (op->parts[i].owner == p->index && op->parts[i].state == PART_DOUBTED)
@@ -233,7 +235,7 @@ void tly_doubt_hand_on(tally_comm *c, struct tly_peer *from)
 {
     tly_sched_drop(&from->queue, doubt_task, NULL);
     for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
-        for (uint32_t i = 0; i < op->part_count; i++)
+        for (uint32_t i = 0; i < op->part_count && !op->call->apart; i++)
             if (op->parts[i].owner == from->index && op->parts[i].state != PART_LANDED)
                 op->parts[i].owner = tly_epoch_owner(c, op->epoch, op->key, op->parts[i].number, from->index);
     for (; !tly_list_empty(&from->decided); from->decided_count--) {

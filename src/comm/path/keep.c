@@ -86,10 +86,11 @@ const uint8_t *tly_keep_result(const struct tly_part *p, uint32_t *length)
 /* Few bytes of the operation are missing: rather than let it wait for all ranks to have this part, copy that aside. */
 static bool keep_copy_aside(tally_comm *c, struct tly_keep *k, const struct tly_part *p)
 {
-    if (p->op->call->kept)
-        return true; /* nothing moves: with its service the job ends */
-    if (p->quiet || tly_progress_missing(&p->op->progress) + p->bytes > c->params.retain_bytes)
-        return false; /* who only gives must be able to give again */
+    if (p->op->call->apart)
+        return true; /* nobody else waits for it */
+    if (p->quiet || p->op->call->kept ||
+        tly_progress_missing(&p->op->progress) + p->bytes > c->params.retain_bytes)
+        return false; /* a rank that only gives must be able to give again; a create ends once all have its values */
     const uint8_t *from = tly_keep_result(p, &k->length);
     if (!k->length)
         return true;

@@ -19,6 +19,7 @@
 #include "comm/op/tensor.h"
 #include "comm/path/doubt.h"
 #include "comm/path/keep.h"
+#include "comm/path/moves.h"
 #include "comm/path/peer.h"
 #include "comm/path/queue.h"
 #include "membership/member.h"
@@ -155,6 +156,10 @@ static int peer_header(void *user, struct tly_link *link, const struct tly_frame
         struct tly_part *p = tly_op_find_part(peer, f);
         if (!p || !peer_awaits_result(p))
             return 0; /* of something that has failed meanwhile, or that has landed before */
+        if (p->op->call->apart && !tly_moves_is_told(p)) {
+            *why = "values of a shared tensor without their state";
+            return -EPROTO;
+        }
         bool ends = f->offset + f->payload == f->length;
         if (f->length != p->result_length || f->offset != p->landed || ends != !!(f->flags & TLY_LAST)) {
             *why = "a result that does not fit its part";
@@ -244,6 +249,8 @@ static void peer_on_verdict(struct tly_peer *peer, const struct tly_frame *f, co
     int err = (int)tly_read32(&r);
     tly_read_text(&r, sentence, sizeof sentence);
     struct tally_op *op = tly_op_find(peer->comm, f), *mark = op ? NULL : peer_find_mark(peer->comm, f);
+    if (op && op->call->apart && !tly_op_find_part(peer, f))
+        op = NULL; /* of a service that the part has left */
     bool kept = tly_doubt_confirmed(peer, f, true) || !peer->mortal;
     if (!kept && (op || mark))
         tly_keep_verdict(peer, op ? op : mark, err, sentence);
@@ -347,11 +354,15 @@ static int peer_frame(void *user, struct tly_link *link, const struct tly_frame 
         break;
     case TLY_AGAIN:
         p = tly_op_find_part(peer, f);
-        if (f->flags & TLY_MARK)
+        if (tly_frame_is_kept(f))
+            tly_moves_final(peer, f);
+        else if (f->flags & TLY_MARK)
             tly_doubt_final(peer, f);
         else if (p)
             tly_queue_again(c, p, f->offset);
         break;
+    case TLY_HAVE:
+        return tly_moves_told(peer, f, data, why);
     case TLY_DONE:
         tly_doubt_confirmed(peer, f, false);
         break;

@@ -21,7 +21,7 @@ void tly_peer_head(const struct tly_part *p, struct tly_frame *f)
     const struct tally_op *op = p->op;
     *f = (struct tly_frame){
         .type = TLY_PUSH,
-        .epoch = op->epoch->number,
+        .epoch = p->came ? p->came : op->epoch->number,
         .key = op->key,
         .spec = tly_spec_hash(&op->spec) + p->piece * 0x9e3779b97f4a7c15ull,
         .count = op->mailbox ? op->mailbox : op->count,

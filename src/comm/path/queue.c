@@ -206,6 +206,28 @@ void tly_queue_again(tally_comm *c, struct tly_part *p, uint32_t start)
         tly_comm_fail(c, ENOMEM, "out of memory");
 }
 
+void tly_queue_move(tally_comm *c, struct tly_part *p, uint16_t to, uint32_t came)
+{
+    struct tly_peer *from = &c->peers[p->owner];
+    bool under_way = p->state != PART_LANDED && p->state != PART_IDLE;
+    if (under_way) {
+        tly_queue_remove(p);
+        if (from->link) {
+            tly_link_sink(from->link, p);
+            tly_link_detach(from->link, p);
+        }
+        if (p->known && from->open) /* else it is not spoken of once the connection is mended */
+            queue_cancel(c, p, NULL);
+        tly_part_change(p, PART_IDLE);
+        p->known = false;
+        p->start = p->landed = 0;
+    }
+    p->owner = to;
+    p->came = came;
+    if (under_way && tly_queue_part(c, p) != 0)
+        tly_comm_fail(c, ENOMEM, "out of memory");
+}
+
 void tly_queue_lost(struct tly_peer *p)
 {
     tly_sched_close(&p->queue);

@@ -7,12 +7,15 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/list.h"
 #include "comm/comm.h"
+#include "comm/epoch/epoch.h"
 #include "comm/op/handle.h"
 #include "comm/op/op.h"
 #include "comm/op/part.h"
 #include "comm/op/replica.h"
 #include "comm/op/tensor.h"
+#include "comm/path/moves.h"
 #include "comm/path/parts.h"
 #include "comm/submit.h"
 #include "ops/call.h"
@@ -50,15 +53,30 @@ static int create_furnish(tally_comm *c, struct tally_op *op, const struct tly_r
 }
 
 /* Remember how the create was cut and dealt. */
-static int create_take_parts(struct tly_replica *r, const struct tally_op *op)
+static int create_take_parts(tally_comm *c, struct tly_replica *r, struct tally_op *op)
 {
-    r->parts = malloc(op->part_count * sizeof *r->parts);
+    r->parts = calloc(op->part_count, sizeof *r->parts);
     if (!r->parts)
+        return -ENOMEM;
+    tly_names_lock(&c->names);
+    const struct tly_cut *cut = tly_tensor_cut(c, op, op->bytes);
+    for (uint32_t i = 0; cut && i < op->part_count; i++) {
+        struct tly_part *p = &op->parts[i];
+        p->came = tly_epoch_came(op->epoch, cut->pieces[i].owner);
+        r->parts[i] = (struct tly_replica_part){
+            .place = p->place, .length = p->length, .owner = p->owner, .came = p->came};
+    }
+    tly_names_unlock(&c->names);
+    if (!cut)
         return -ENOMEM;
     r->part_count = op->part_count;
     r->credit = op->credit;
-    for (uint32_t i = 0; i < op->part_count; i++)
-        r->parts[i] = (struct tly_replica_part){op->parts[i].place, op->parts[i].length, op->parts[i].owner};
+    r->key = op->key;
+    r->round = op->round;
+    r->epoch = op->epoch->number;
+    r->staleness = op->reduction;
+    r->op = op;
+    tly_moves_enter(c, r);
     return 0;
 }
 
@@ -71,14 +89,24 @@ static int create_cut(tally_comm *c, struct tally_op *op)
         p->input = c->rank == 0 ? p->landing : NULL;
         p->result_length = c->rank == 0 ? 0 : p->length;
     }
-    return err ? err : create_take_parts(((struct tly_shared_op *)tly_op_own(op))->made, op);
+    return err ? err : create_take_parts(c, ((struct tly_shared_op *)tly_op_own(op))->made, op);
+}
+
+static void create_landed(tally_comm *c, const struct tly_part *p)
+{
+    struct tly_replica *r = ((struct tly_shared_op *)tly_op_own(p->op))->made;
+    r->parts[p->index].version.epoch = r->epoch;
 }
 
 static void create_ended(tally_comm *c, struct tally_op *op, bool failed)
 {
     struct tly_shared_op *own = tly_op_own(op);
-    if (failed)
+    own->made->op = NULL;
+    if (failed) {
+        tly_list_remove(&own->made->node); /* it goes with the operation, in any thread */
         return;
+    }
+    own->made->whole = true;
     tly_names_lock(&c->names);
     tly_replica_destroy(op->tensor->replica);
     op->tensor->replica = own->made;
@@ -107,7 +135,7 @@ static unsigned read_needs(const tally_comm *c, const struct tly_request *r)
 static int shared_cut(tally_comm *c, struct tally_op *op)
 {
     struct tly_shared_op *own = tly_op_own(op);
-    const struct tly_replica *r = op->tensor->replica;
+    struct tly_replica *r = op->tensor->replica;
     uint32_t me = (uint32_t)c->rank;
     uint8_t *landing = r->buffer[!r->newest];
     own->values = landing;
@@ -116,6 +144,7 @@ static int shared_cut(tally_comm *c, struct tally_op *op)
         return -ENOMEM;
     op->part_count = r->part_count;
     op->credit = r->credit;
+    r->op = op;
     tly_progress_begin(&op->progress, r->part_count);
     for (uint32_t i = 0; i < r->part_count; i++) {
         const struct tly_replica_part *p = &r->parts[i];
@@ -131,17 +160,22 @@ static int shared_cut(tally_comm *c, struct tally_op *op)
             .length = p->length,
             .result_length = p->length,
             .owner = p->owner,
+            .came = p->came,
             .dtype = r->dtype,
             .root = me};
     }
     return 0;
 }
 
+static void shared_landed(tally_comm *c, const struct tly_part *p)
+{
+    tly_replica_landed(p->op->tensor->replica, p->index);
+}
+
 static void shared_ended(tally_comm *c, struct tally_op *op, bool failed)
 {
-    struct tly_replica *r = op->tensor->replica;
-    if (!failed)
-        r->newest = !r->newest;
+    op->tensor->replica->op = NULL;
+    tly_replica_settle(op->tensor->replica, failed);
 }
 
 /* Facts that all three share. */
@@ -153,6 +187,7 @@ const struct tly_call tly_call_shared_create = {
     .check = create_check,
     .furnish = create_furnish,
     .cut = create_cut,
+    .landed = create_landed,
     .ended = create_ended,
     .release = create_release,
     .function = "tally_shared_create",
@@ -164,6 +199,7 @@ const struct tly_call tly_call_shared_add = {
     SHARED,
     .needs = add_needs,
     .cut = shared_cut,
+    .landed = shared_landed,
     .ended = shared_ended,
     .apart = true,
     .function = "tally_shared_add"};
@@ -172,6 +208,7 @@ const struct tly_call tly_call_shared_read = {
     SHARED,
     .needs = read_needs,
     .cut = shared_cut,
+    .landed = shared_landed,
     .ended = shared_ended,
     .apart = true,
     .function = "tally_shared_read"};

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@
 #include "sum/slot.h"
 #include "sum/verdict.h"
 #include "tally/tally.h"
+#include "wire/kept.h"
 
 /* --- create -------------------------------------------------------------------------------------- */
 
@@ -36,26 +38,31 @@ static const char *create_check(const struct tly_frame *f, const struct tly_memb
                  "type other than float32, float64, int32 or int64";
 }
 
+static void shared_has_no_memory(struct tly_job *job, struct tly_round *r, const char *moved)
+{
+    char sentence[TLY_SENTENCE], part[TLY_BYTES_TEXT], room[TLY_BYTES_TEXT], kept[TLY_BYTES_TEXT];
+    snprintf(
+        sentence, sizeof sentence,
+        "%s has no memory for a part of %s%s: it keeps %s of parameters and may keep %s more beside what "
+        "sums need (TALLY_MEMORY)",
+        job->name, tly_bytes_text(r->head.length, part), moved, tly_bytes_text(job->kept_bytes, kept),
+        tly_bytes_text(tly_kept_room(job), room));
+    tly_verdict_decide(job, r, ENOMEM, sentence);
+}
+
 /* All ranks agree: keep the part, or say why not. */
 static void create_tell(struct tly_job *job, struct tly_round *r)
 {
     const struct tly_kept *s = tly_kept_find(job, &r->head);
-    if ((s && s->created == r->head.round) || tly_kept_make(job, &r->head))
-        return;
-    char sentence[TLY_SENTENCE], part[TLY_BYTES_TEXT], room[TLY_BYTES_TEXT], kept[TLY_BYTES_TEXT];
-    snprintf(sentence, sizeof sentence,
-             "%s has no memory for a part of %s: it keeps %s of parameters and may keep %s more beside what "
-             "sums need (TALLY_MEMORY)",
-             job->name, tly_bytes_text(r->head.length, part), tly_bytes_text(job->kept_bytes, kept),
-             tly_bytes_text(tly_kept_room(job), room));
-    tly_verdict_decide(job, r, ENOMEM, sentence);
+    if ((!s || s->created != r->head.round) && !tly_kept_make(job, &r->head))
+        shared_has_no_memory(job, r, "");
 }
 
 static void create_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
 {
     struct tly_kept *s = tly_kept_find(job, &r->head);
     tly_root_advance(job, r, from, to);
-    if (s && s->length == r->head.length)
+    if (s && s->state == KEPT_HELD && s->length == r->head.length)
         memcpy(s->values + from, r->result + from, to - from);
 }
 
@@ -79,6 +86,13 @@ static const char *shared_check(const struct tly_frame *f, const struct tly_memb
 static uint8_t *shared_place(const struct tly_round *r)
 {
     return r->slots[r->head.rank].data;
+}
+
+/* The part is here, and has not come here anew since the push, whose rank takes it back in that case. */
+static bool shared_may_start(struct tly_job *job, const struct tly_round *r)
+{
+    const struct tly_kept *s = tly_kept_find(job, &r->head);
+    return !s || (s->state != KEPT_GATHERS && s->version.epoch <= r->head.epoch);
 }
 
 static bool shared_adds(const struct tly_round *r)
@@ -119,7 +133,7 @@ static void shared_apply(const struct tly_job *job, const struct tly_round *r, s
             .dtype = s->dtype, .op = TALLY_SUM, .divisor = 1, .prescale = 1, .postscale = 1};
         const void *const inputs[] = {s->values, slot->data};
         tly_reduce(&sum, 2, inputs, s->values, s->length / tly_reduce_element_size(s->dtype));
-        s->version++;
+        s->version.count++;
         shared_log(job, r, "add");
     }
     rank->clock += shared_adds(r) || r->head.op;
@@ -151,10 +165,26 @@ static void shared_tell(struct tly_job *job, struct tly_round *r)
                              : "it was not created: all ranks call tally_shared_create first");
         return;
     }
+    if (r->head.epoch < s->version.epoch)
+        return;
+    if (s->state == KEPT_NO_MEMORY) {
+        shared_has_no_memory(job, r, " that has moved to it");
+        return;
+    }
+    if (!r->state && !(r->state = malloc(tly_state_bytes(job->ranks)))) {
+        tly_verdict_decide(job, r, ENOMEM, "out of memory");
+        return;
+    }
     const struct tly_kept_rank *rank = &s->rank[r->head.rank];
-    if (r->head.round < rank->last || (r->head.round > rank->last && rank->open)) {
+    bool gathers = s->state == KEPT_GATHERS, follows = gathers || r->head.round > rank->last;
+    if (r->head.epoch > s->version.epoch || (!gathers && r->head.round < rank->last) ||
+        (follows && rank->open && rank->open != r)) {
         tly_verdict_decide(job, r, EPROTO,
                            "it came out of order, which only a fault in Tally can cause: please report it");
+        return;
+    }
+    if (gathers) {
+        tly_kept_open(s, r);
         return;
     }
     if (r->head.round > rank->last) /* numbers between them are of operations that it has taken back */
@@ -168,12 +198,15 @@ static void shared_tell(struct tly_job *job, struct tly_round *r)
 static void shared_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
 {
     const struct tly_kept *s = tly_kept_find(job, &r->head);
-    shared_log(job, r, "get");
-    if (s &&
-        s->length == r->head.length) /* a rank that means ill may say that it has some of what is not here */
-        memcpy(r->result + from, s->values + from, to - from);
-    else
+    /* A rank that means ill may say that it has some of what is not here. */
+    if (!s || s->state != KEPT_HELD || s->length != r->head.length) {
         memset(r->result + from, 0, to - from);
+        return;
+    }
+    memcpy(r->result + from, s->values + from, to - from);
+    if (r->state)
+        tly_kept_write(job, s, r->state);
+    shared_log(job, r, "get");
 }
 
 const struct tly_rule tly_rule_shared_add = {
@@ -182,6 +215,7 @@ const struct tly_rule tly_rule_shared_add = {
     .groups = TLY_PAIRS,
     .check = shared_check,
     .length = tly_rule_part_length,
+    .may_start = shared_may_start,
     .place = shared_place,
     .tell = shared_tell,
     .behind = shared_behind,
@@ -194,6 +228,7 @@ const struct tly_rule tly_rule_shared_read = {
     .groups = TLY_PAIRS,
     .check = shared_check,
     .length = tly_rule_part_length,
+    .may_start = shared_may_start,
     .tell = shared_tell,
     .behind = shared_behind,
     .advance = shared_advance,

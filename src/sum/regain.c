@@ -1,0 +1,259 @@
+/* regain.c - parts of shared tensors that come to this service: its old service has died or left, or shares have changed.
+ *
+ * The ranks hold the values, and the old service is not asked (docs/why/shared.md).  With the COMMIT of epoch e each rank names the
+ * parts that are at this service for it, with the version that it holds (HAVE), and says that these are all (DONE).
+ *
+ *   KEPT_GATHERS    a HAVE has a newer epoch than the part here, or the part is new.  What is here of it is void.  Pushes wait
+ *   all said DONE   the lowest rank that holds the highest version is asked for the values (AGAIN with MARK)
+ *   KEPT_HELD       it has sent their state (HAVE with MARK) and the values (FINAL).  The version is (e, 0), and pushes go on
+ *
+ * A few parts are asked for at a time, so what the rank has to send stays short.
+ *
+ * A rank that says DONE without naming a part has given it up.  The part goes once all ranks have.  A rank that has left counts
+ * as one that has said everything. */
+#include "sum/regain.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/map.h"
+#include "reduce/reduce.h"
+#include "sum/internal.h"
+#include "sum/kept.h"
+#include "sum/round.h"
+#include "sum/session.h"
+#include "trace/timeline.h"
+#include "wire/frame.h"
+#include "wire/kept.h"
+
+enum { MOST_GIVERS = 2 }; /* parts that are asked for at a time */
+
+/* --- asking -------------------------------------------------------------------------------------- */
+
+static bool regain_all_said(const struct tly_job *job, const struct tly_kept *s)
+{
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        const struct tly_session *p = job->by_rank[i];
+        if (!job->gone[i] && (!p || p->done_epoch < s->version.epoch))
+            return false;
+    }
+    return true;
+}
+
+/* The lowest rank that holds the highest version; TLY_NO_PEER: none that is here holds any. */
+static uint32_t regain_holder(const struct tly_job *job, const struct tly_kept *s)
+{
+    uint32_t holder = TLY_NO_PEER;
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        const struct tly_version *had = &s->rank[i].had;
+        if (!job->gone[i] && had->epoch &&
+            (holder == TLY_NO_PEER || tly_version_is_newer(had, &s->rank[holder].had)))
+            holder = i;
+    }
+    return holder;
+}
+
+static void regain_ask(struct tly_job *job, struct tly_kept *s, uint32_t holder)
+{
+    struct tly_frame f = {.type = TLY_AGAIN,
+                          .flags = TLY_MARK,
+                          .kind = TLY_KEPT,
+                          .key = s->key,
+                          .part = s->part,
+                          .length = s->length,
+                          .epoch = s->version.epoch,
+                          .round = s->created,
+                          .rank = holder};
+    s->giver = holder;
+    job->givers++;
+    tly_session_post(job->by_rank[holder], &f, NULL, 0, NULL);
+}
+
+static void regain_look(struct tly_job *job)
+{
+    struct tly_kept *s;
+    tly_map_each(&job->kept, s)
+    {
+        if (job->givers >= MOST_GIVERS)
+            return;
+        /* One that some rank has given up has moved on before it came. */
+        if (s->state != KEPT_GATHERS || s->giver != TLY_NO_PEER || s->given_up || !regain_all_said(job, s))
+            continue;
+        uint32_t holder = regain_holder(job, s);
+        if (holder != TLY_NO_PEER)
+            regain_ask(job, s, holder);
+    }
+}
+
+/* --- what ranks say ------------------------------------------------------------------------------ */
+
+static const char *regain_malformed(const struct tly_job *job, const struct tly_session *p,
+                                    const struct tly_frame *f)
+{
+    bool mark = f->flags & TLY_MARK;
+    size_t element = tly_reduce_element_size(f->dtype);
+    if (f->rank != p->rank)
+        return "a word about a shared tensor in another's name";
+    if (!f->epoch || !element || !f->length || f->length % element || f->length > job->part_most)
+        return "a malformed part of a shared tensor";
+    if (f->payload != (mark ? tly_state_bytes(job->ranks) : f->payload ? TLY_VERSION_BYTES : 0))
+        return "a malformed version of a shared tensor";
+    return NULL;
+}
+
+static bool regain_fits(const struct tly_kept *s, const struct tly_frame *f)
+{
+    return s->length == f->length && s->dtype == f->dtype && s->staleness == f->op && s->created == f->round;
+}
+
+/* Is it a word of the rank that has been asked for the values? */
+static bool regain_is_giver(const struct tly_session *p, const struct tly_kept *s, const struct tly_frame *f)
+{
+    return s && s->state == KEPT_GATHERS && s->giver == p->rank && s->version.epoch == f->epoch &&
+           s->length == f->length;
+}
+
+static int regain_take_state(struct tly_session *p, struct tly_kept *s, const struct tly_frame *f,
+                             const void *data, const char **why)
+{
+    if (s && f->epoch < s->version.epoch)
+        return 0; /* the part has come here anew since */
+    *why = "values of a shared tensor that nobody has asked for";
+    if (!regain_is_giver(p, s, f) || s->coming)
+        return -EPROTO;
+    *why = "out of memory";
+    s->coming = malloc(f->payload);
+    if (!s->coming)
+        return -ENOMEM;
+    memcpy(s->coming, data, f->payload);
+    return 0;
+}
+
+int tly_regain_have(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why)
+{
+    struct tly_job *job = p->job;
+    struct tly_kept *s = tly_kept_find(job, f);
+    *why = regain_malformed(job, p, f);
+    if (*why)
+        return -EPROTO;
+    if (f->flags & TLY_MARK)
+        return regain_take_state(p, s, f, data, why);
+    struct tly_version had = f->payload ? tly_version_get(data) : (struct tly_version){0};
+    *why = "a version of a shared tensor from the future";
+    if (had.epoch > f->epoch || (f->payload && !had.epoch))
+        return -EPROTO;
+    if (!s && !f->payload)
+        return 0; /* it is being created */
+    *why = "two sizes of one shared tensor";
+    if (s && !regain_fits(s, f))
+        return -EPROTO;
+    *why = "out of memory";
+    if (!s && !(s = tly_kept_expect(job, f)))
+        return -ENOMEM;
+    if (f->epoch > s->version.epoch)
+        tly_kept_gather(job, s, f->epoch);
+    if (f->epoch < s->version.epoch)
+        return 0;
+    struct tly_kept_rank *rank = &s->rank[p->rank];
+    *why = "a version of a shared tensor that no service has given";
+    if (s->state == KEPT_GATHERS && had.epoch == f->epoch)
+        return -EPROTO;
+    rank->named = true;
+    s->given_up -= rank->gave_up;
+    rank->gave_up = false;
+    rank->had = had;
+    return 0;
+}
+
+/* All ranks that are in the job have given it up. */
+static bool regain_is_nobodys(const struct tly_job *job, const struct tly_kept *s)
+{
+    for (uint32_t i = 0; i < job->ranks; i++)
+        if (!job->gone[i] && !s->rank[i].gave_up)
+            return false;
+    return true;
+}
+
+static void regain_drop_given_up(struct tly_job *job)
+{
+    struct tly_kept *s, **all = malloc((job->kept.count + 1) * sizeof *all);
+    size_t count = 0;
+    tly_map_each(&job->kept, s) if (all && s->given_up && regain_is_nobodys(job, s)) all[count++] = s;
+    while (count--) /* without memory they stay until the next DONE */
+        tly_kept_drop(job, all[count]);
+    free(all);
+}
+
+void tly_regain_done(struct tly_session *p, uint32_t epoch)
+{
+    struct tly_job *job = p->job;
+    struct tly_kept *s;
+    if (!job->kept.count)
+        return;
+    bool any = false;
+    tly_map_each(&job->kept, s)
+    {
+        struct tly_kept_rank *rank = &s->rank[p->rank];
+        if (s->version.epoch > epoch)
+            continue; /* it may come back to this rank later */
+        if (!rank->named && !rank->gave_up) {
+            rank->gave_up = any = true;
+            s->given_up++;
+        }
+        rank->named = false;
+    }
+    if (any)
+        regain_drop_given_up(job);
+    regain_look(job);
+}
+
+/* --- the values ---------------------------------------------------------------------------------- */
+
+static void regain_hold(struct tly_job *job, struct tly_kept *s)
+{
+    tly_kept_read(job, s, s->coming);
+    tly_kept_forget_giver(job, s);
+    s->state = KEPT_HELD;
+    tly_progress_waiting(job);
+    tly_progress_waiting(job); /* the first turn has applied what had waited, and may have moved clocks */
+    regain_look(job);
+}
+
+int tly_regain_final(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why)
+{
+    struct tly_job *job = p->job;
+    struct tly_kept *s = tly_kept_find(job, f);
+    if (s && f->epoch < s->version.epoch)
+        return 0;
+    *why = "values of a shared tensor that nobody has asked for";
+    if (!regain_is_giver(p, s, f) || !s->coming || f->offset != s->filled || !f->payload ||
+        f->payload > s->length - s->filled)
+        return -EPROTO;
+    memcpy(s->values + s->filled, data, f->payload);
+    s->filled += f->payload;
+    if (s->filled == s->length)
+        regain_hold(job, s);
+    return 0;
+}
+
+/* --- losses -------------------------------------------------------------------------------------- */
+
+void tly_regain_detach(struct tly_session *p)
+{
+    struct tly_kept *s;
+    tly_map_each(&p->job->kept, s)
+    {
+        s->rank[p->rank].named = false;
+        if (s->giver == p->rank)
+            tly_kept_forget_giver(p->job, s);
+    }
+}
+
+void tly_regain_left(struct tly_job *job, uint32_t rank)
+{
+    struct tly_kept *s;
+    tly_map_each(&job->kept, s) if (s->giver == rank) tly_kept_forget_giver(job, s);
+    regain_drop_given_up(job);
+    regain_look(job);
+}
