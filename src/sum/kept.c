@@ -4,7 +4,11 @@
  * ranks have given the part up (regain.c).  What is done to them is its rule's business (ops/shared/service.c). */
 #include "sum/kept.h"
 
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/map.h"
 #include "base/slot.h"
@@ -191,6 +195,26 @@ void tly_kept_level(struct tly_job *job, uint32_t joins)
             s->rank[i].clock = 0;
         s->joins = s->joins < joins ? joins : s->joins;
     }
+}
+
+/* Each line is whole, also if the process is killed behind it. */
+void tly_kept_log(const struct tly_job *job, const struct tly_kept *s, const char *format, ...)
+{
+    char path[1024];
+    if (!job->params->shared_log)
+        return;
+    snprintf(path, sizeof path, "%s.%d", job->params->shared_log, (int)getpid());
+    FILE *f = fopen(path, "ae");
+    if (!f)
+        return;
+    fprintf(f, "%016" PRIx64 " part %u bytes %u version %u %" PRIu64 " ", s->key, s->part, s->length,
+            s->version.epoch, s->version.count);
+    va_list more;
+    va_start(more, format);
+    vfprintf(f, format, more);
+    va_end(more);
+    fputc('\n', f);
+    fclose(f);
 }
 
 void tly_kept_finish(struct tly_job *job)

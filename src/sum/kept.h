@@ -79,6 +79,9 @@ uint64_t tly_kept_room(const struct tly_job *job);
 uint32_t tly_kept_behind(const struct tly_job *job, const struct tly_kept *s, uint32_t rank, uint32_t clock);
 /* All ranks have joined, so often by now: they begin level. */
 void tly_kept_level(struct tly_job *job, uint32_t joins);
+/* For tests: append the part, its version and what has been done to it to a file (TALLY_SHARED_LOG). */
+void tly_kept_log(const struct tly_job *job, const struct tly_kept *s, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 void tly_kept_finish(struct tly_job *job);
 
 #endif

@@ -14,6 +14,7 @@
 #include "sum/regain.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -212,6 +213,8 @@ void tly_regain_done(struct tly_session *p, uint32_t epoch)
 
 static void regain_hold(struct tly_job *job, struct tly_kept *s)
 {
+    struct tly_version taken = tly_version_get(s->coming);
+    tly_kept_log(job, s, "take version %u %" PRIu64, taken.epoch, taken.count);
     tly_kept_read(job, s, s->coming);
     tly_kept_forget_giver(job, s);
     s->state = KEPT_HELD;

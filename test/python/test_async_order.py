@@ -5,13 +5,18 @@ parameter server with one optimizer for each rank, which gets gradients in that 
 
 import collections
 import glob
+import os
+import pickle
 import random
+import signal
+import subprocess
 import time
 
 import pytest
 import torch
 
 import jobs
+import warm
 
 STEPS = 6
 OPTIMIZERS = {
@@ -39,7 +44,7 @@ def flat(model):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def trained(kind, overlap, dtype):
+def trained(kind, overlap, dtype, disturb=lambda step: None):
     """What a rank has sent, by round; what it has got, by round; and its parameters at the end."""
     import tally.torch as hvd
     model = model_of(hvd.rank(), dtype)
@@ -66,31 +71,58 @@ def trained(kind, overlap, dtype):
     for step in range(1, STEPS + 1):
         gradients(model, hvd.rank(), step)
         time.sleep(pause.random() / 50)
+        disturb(step)
         optimizer.step()
     optimizer.finish()
     return [[one.numpy() for one in list] for list in (sent[1:], got, [flat(model)])]
 
 
-def results_of(job, *arguments):
-    """trained() on all ranks, with tensors."""
+def tensors(told):
+    """trained()'s results of all ranks."""
     return [([None, *map(torch.from_numpy, sent)], list(map(torch.from_numpy, got)), torch.from_numpy(ended))
-            for sent, got, [ended] in job(trained, *arguments)]
+            for sent, got, [ended] in told]
+
+
+def results_of(job, *arguments):
+    return tensors(job(trained, *arguments))
 
 
 def read_log(prefix, element):
-    """{part: [(what, rank, round)] in order}, and {part: its slice of the elements}."""
-    events, lengths = collections.defaultdict(list), {}
+    """{part: [(what, rank, round)] in order}, and {part: its slice of the elements}.
+
+    Values that a service has taken have come from a version of another one.  What that did later is void."""
+    lines, lengths, taken = collections.defaultdict(list), {}, {}
     for path in glob.glob(prefix + ".*"):
         with open(path) as file:
             for line in file:
-                what, _, _, part, _, length, _, rank, _, number = line.split()
-                events[int(part)].append((what, int(rank), int(number)))
+                _, _, part, _, length, _, epoch, count, what, *more = line.split()
                 lengths[int(part)] = int(length) // element
-    begin, places = 0, {}
+                if what == "take":
+                    taken[int(part), int(epoch)] = int(more[1]), int(more[2])
+                else:
+                    lines[int(part), int(epoch)].append((int(count), (what, int(more[1]), int(more[3]))))
+    begin, places, events = 0, {}, {}
     for part in sorted(lengths):
         places[part] = slice(begin, begin + lengths[part])
         begin += lengths[part]
-    return dict(events), places
+        epoch, most, events[part] = max(of for one, of in {*lines, *taken} if one == part), None, []
+        while epoch is not None:
+            events[part][:0] = [event for count, event in lines[part, epoch] if most is None or count <= most]
+            epoch, most = taken.get((part, epoch), (None, None))
+        last = {event: i for i, event in enumerate(events[part])}  # of several answers the last one has come
+        events[part] = [event for i, event in enumerate(events[part]) if event[0] == "add" or last[event] == i]
+    return events, places
+
+
+def check(results, events, places, kind, overlap):
+    """Each addition counts once, the answers have the bits of a replay, and a parameter server agrees."""
+    every = sorted((rank, number) for rank in range(len(results)) for number in range(1, STEPS + 1))
+    for lines in events.values():
+        assert sorted(event[1:] for event in lines if event[0] == "add") == every
+    ended = replayed(results, events, places)
+    assert all(torch.equal(one[2], ended) for one in results)
+    assert (served(kind, overlap, results, events, places) - ended).abs().max() < 1e-12
+    assert (ended - results[0][1][0]).abs().max() > 1e-3
 
 
 def replayed(results, events, places):
@@ -162,7 +194,8 @@ def served(kind, overlap, results, events, places):
     return values
 
 
-@pytest.mark.parametrize("ranks, services", [(2, 0), (3, 1), (4, 2), (5, 3)])
+@pytest.mark.parametrize("ranks, services", [(2, 0), pytest.param(3, 1, marks=pytest.mark.long), (4, 2),
+                                             pytest.param(5, 3, marks=pytest.mark.long)])
 def test_same_as_a_parameter_server(ranks, services, tmp_path):
     job = jobs.Ranks(ranks, services, env={"TALLY_SHARED_LOG": str(tmp_path / "log"), "TALLY_PART_BYTES": "4096"})
     try:
@@ -170,12 +203,8 @@ def test_same_as_a_parameter_server(ranks, services, tmp_path):
             for overlap in (False, True):
                 results = results_of(job, kind, overlap, torch.float64)
                 events, places = read_log(str(tmp_path / "log"), 8)
-                assert len(events) > 4 and sum(map(len, events.values())) >= len(events) * ranks * (2 * STEPS + 1)
-                ended = replayed(results, events, places)
-                assert all(torch.equal(one[2], ended) for one in results)
-                close = served(kind, overlap, results, events, places)
-                assert (close - ended).abs().max() < 1e-12
-                assert (ended - results[0][1][0]).abs().max() > 1e-3
+                assert len(events) > 4
+                check(results, events, places, kind, overlap)
                 for path in glob.glob(str(tmp_path / "log.*")):
                     open(path, "w").close()
     finally:
@@ -190,3 +219,45 @@ def test_replay_of_float32(tmp_path):
         assert all(torch.equal(one[2], ended) for one in results)
     finally:
         job.close()
+
+
+def killing(path, kind, overlap, *services):
+    """trained(), written into a file.  Rank i kills the i-th tallyd in its third step."""
+    import tally.torch as hvd
+    hvd.init()
+
+    def disturb(step):
+        if step == 3 and hvd.rank() < len(services):
+            os.kill(services[hvd.rank()], signal.SIGKILL)
+
+    told = trained(kind, overlap == "True", torch.float64, disturb)
+    with open("%s.%d" % (path, hvd.rank()), "wb") as file:
+        pickle.dump(told, file)
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("kind, overlap, ranks, services", [
+    ("momentum", True, 4, 2), pytest.param("AdamW", False, 3, 3, marks=pytest.mark.long)])
+def test_same_while_tallyd_die(kind, overlap, ranks, services, tmp_path):
+    """`tally run` would end the job with a tallyd."""
+    def start(name, arguments, **env):
+        env = jobs.environment({"TALLY_COORD": "127.0.0.1:%d" % port, "TALLY_HOST_ID": name, "TALLY_SERVERS": str(services),
+                                "TALLY_SHARED_LOG": str(tmp_path / "log"), "TALLY_PART_BYTES": "4096", **env})
+        return subprocess.Popen(list(map(str, arguments)), env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    port = jobs.free_port()
+    tallyds = [start("tallyd-%d" % i, [jobs.BUILD / "bin" / "tallyd"]) for i in range(services)]
+    program = "import sys, test_async_order as of; of.killing(*sys.argv[1:4], *map(int, sys.argv[4:]))"
+    arguments = [*warm.python(), "-c", program, tmp_path / "told", kind, overlap, *[one.pid for one in tallyds]]
+    processes = [start("rank-%d" % i, arguments, RANK=str(i), WORLD_SIZE=str(ranks)) for i in range(ranks)]
+    try:
+        outputs = [one.communicate(timeout=100)[0] for one in processes]
+        assert all(one.returncode == 0 for one in processes), outputs
+        assert [one.wait(10) for one in tallyds] == [-signal.SIGKILL] * services
+        told = [pickle.loads((tmp_path / ("told.%d" % i)).read_bytes()) for i in range(ranks)]
+        check(tensors(told), *read_log(str(tmp_path / "log"), 8), kind, overlap)
+        assert "take" in "".join(path.read_text() for path in tmp_path.glob("log.*"))
+    finally:
+        for process in [*tallyds, *processes]:
+            process.kill()
+            process.communicate()

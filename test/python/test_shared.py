@@ -109,8 +109,9 @@ def test_log_of_additions(tmp_path):
     finally:
         job.close()
     lines = [line.split() for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
-    parts = {int(line[3]): int(line[5]) for line in lines}
-    assert sum(parts.values()) == 8 * COUNT and len({line[1] for line in lines}) == 1
-    assert sorted((line[0], *map(int, line[3::2])) for line in lines) == sorted(
-        (what, part, length, rank, number) for what in ("add", "get") for part, length in parts.items()
-        for rank in range(3) for number in (1, 2))
+    parts = {int(line[2]): int(line[4]) for line in lines}
+    assert sum(parts.values()) == 8 * COUNT and len({line[0] for line in lines}) == 1
+    assert sorted((line[8], int(line[2]), int(line[10]), int(line[12])) for line in lines) == sorted(
+        (what, part, rank, number) for what in ("add", "get") for part in parts for rank in range(3) for number in (1, 2))
+    for part in parts:
+        assert [int(line[7]) for line in lines if line[8] == "add" and int(line[2]) == part] == [1, 2, 3, 4, 5, 6]

@@ -4,12 +4,10 @@
  * is applied once it is whole, and once only: what its rank pushes again is answered alone.  The answer is a copy of the values,
  * made when no rank is too far behind. */
 #include <errno.h>
-#include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -108,22 +106,6 @@ static uint32_t shared_behind(const struct tly_job *job, const struct tly_round 
                                                : 0;
 }
 
-/* For tests: append what has been done to a part, for the operation of a rank, to a file (TALLY_SHARED_LOG).  Each line is whole,
- * also if the process is killed behind it. */
-static void shared_log(const struct tly_job *job, const struct tly_round *r, const char *what)
-{
-    char path[1024];
-    if (!job->params->shared_log)
-        return;
-    snprintf(path, sizeof path, "%s.%d", job->params->shared_log, (int)getpid());
-    FILE *f = fopen(path, "ae");
-    if (!f)
-        return;
-    fprintf(f, "%s %016" PRIx64 " part %u bytes %u rank %u round %u\n", what, r->head.key, r->head.part,
-            r->head.length, r->head.rank, r->head.round);
-    fclose(f);
-}
-
 static void shared_apply(const struct tly_job *job, const struct tly_round *r, struct tly_kept *s)
 {
     const struct tly_slot *slot = &r->slots[r->head.rank];
@@ -134,7 +116,7 @@ static void shared_apply(const struct tly_job *job, const struct tly_round *r, s
         const void *const inputs[] = {s->values, slot->data};
         tly_reduce(&sum, 2, inputs, s->values, s->length / tly_reduce_element_size(s->dtype));
         s->version.count++;
-        shared_log(job, r, "add");
+        tly_kept_log(job, s, "add rank %u round %u", r->head.rank, r->head.round);
     }
     rank->clock += shared_adds(r) || r->head.op;
     rank->last = r->head.round;
@@ -204,9 +186,9 @@ static void shared_advance(struct tly_job *job, struct tly_round *r, uint32_t fr
         return;
     }
     memcpy(r->result + from, s->values + from, to - from);
+    tly_kept_log(job, s, "get rank %u round %u", r->head.rank, r->head.round);
     if (r->state)
         tly_kept_write(job, s, r->state);
-    shared_log(job, r, "get");
 }
 
 const struct tly_rule tly_rule_shared_add = {
