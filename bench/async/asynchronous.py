@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Asynchronous training on the emulated cluster: what additions cost, what slow ranks cost the others, and what is learned.
 
-    bench/async/asynchronous.py                              # all series, 500 Mbit/s: five minutes
+    bench/async/asynchronous.py                              # all series, 500 Mbit/s: eight minutes
     bench/async/asynchronous.py --series adds -k 0 4 --json FILE
     bench/async/asynchronous.py --quick
 
@@ -15,17 +15,21 @@ import pathlib
 import random
 import statistics
 import sys
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "goodput"))
 
 import goodput  # noqa: E402
 import systems  # noqa: E402
+from lab import parse_rate  # noqa: E402
 from systems import Lab, LabError, why_not  # noqa: E402
 
 PATIENCE_S = 240
 BURST_BYTES = 96 << 10  # of the cards' token buckets
 SLOW = 3  # a slow step computes so many times as long
+PAYLOAD = 1448 / 1514  # of what a card carries
+TALLYD = systems.built("bin/tallyd", "src/tallyd/tallyd")
 TARGET_LOSS = 0.25  # of the test images
 
 
@@ -61,20 +65,50 @@ class Bench:
         self.arguments = arguments
         self.rows, self.wrong = systems.Rows(arguments.json), False
 
-    def run(self, task, k=0):
+    def command(self, task):
+        return [self.arguments.python, str(HERE / "rank.py"), json.dumps(task)]
+
+    def hosts(self, k):
+        return [f"w{i}" for i in range(self.arguments.n)], [f"c{i}" for i in range(k)]
+
+    def environment(self):
+        settings = dict(word.split("=", 1) for word in self.arguments.set)
+        return {"PYTHONPATH": str(systems.BUILD / "python"), "OMP_NUM_THREADS": "1", **settings}
+
+    def lab(self, hosts):
+        return Lab(hosts, self.arguments.rate, congestion="cubic", burst_bytes=BURST_BYTES)
+
+    def told(self, ranks):
         """What the ranks have said."""
-        a = self.arguments
-        workers, services = [f"w{i}" for i in range(a.n)], [f"c{i}" for i in range(k)]
-        env = {"PYTHONPATH": str(systems.BUILD / "python"), "OMP_NUM_THREADS": "1", **dict(word.split("=", 1) for word in a.set)}
-        tallyd = systems.built("bin/tallyd", "src/tallyd/tallyd")
-        with Lab(workers + services, a.rate, congestion="cubic", burst_bytes=BURST_BYTES) as lab:
-            job = lab.job([a.python, str(HERE / "rank.py"), json.dumps(task)], workers, services, tallyd, env=env,
-                          timeout_s=PATIENCE_S)
-        if not job.ok:
-            raise LabError(str(job))
-        told = [next(json.loads(line[7:]) for line in rank.output.splitlines() if line.startswith("RESULT ")) for rank in job.ranks]
+        if any(rank.status for rank in ranks):
+            raise LabError("\n".join(f"--- {rank.host}: {rank.status}\n{rank.output[-2000:]}" for rank in ranks))
+        told = [next(json.loads(line[7:]) for line in rank.output.splitlines() if line.startswith("RESULT ")) for rank in ranks]
         self.wrong = self.wrong or any(one["wrong"] for one in told)
         return told
+
+    def run(self, task, k=0):
+        """A job to its end."""
+        workers, services = self.hosts(k)
+        with self.lab(workers + services) as lab:
+            job = lab.job(self.command(task), workers, services, TALLYD, env=self.environment(), timeout_s=PATIENCE_S)
+        if not job.ok:
+            raise LabError(str(job))
+        return self.told(job.ranks)
+
+    def run_with_death(self, task, k):
+        """The same, and when a tallyd was killed."""
+        workers, services = self.hosts(k)
+        with self.lab(workers + services) as lab:
+            of_ranks, of_services = lab.environment(workers, services, env=self.environment())
+            daemons = [lab.start(host, [TALLYD, "--once"], of_services[host], inherit=False) for host in services]
+            ranks = [lab.start(host, self.command(task), of_ranks[i], inherit=False) for i, host in enumerate(workers)]
+            while "ADDING" not in ranks[0].output() and all(rank.poll() is None for rank in ranks):
+                time.sleep(0.05)
+            time.sleep(task["seconds"] / 2)
+            killed = time.monotonic()
+            daemons[-1].kill()
+            told = self.told([rank.wait(PATIENCE_S) for rank in ranks])
+        return told, killed
 
     def show(self, text, **row):
         print(text, flush=True)
@@ -90,6 +124,18 @@ class Bench:
             self.show(f"adds: {a.bytes >> 20} MB, k = {k}: push_pull {medians['push_pull']:.3f} s, add {medians['add']:.3f} s: "
                       f"{medians['add'] / medians['push_pull']:.3f} x",
                       series="adds", k=k, bytes=a.bytes, tensors=a.tensors, seconds=slowest, ratio=medians["add"] / medians["push_pull"])
+
+    def death(self):
+        """A tallyd dies while all ranks add."""
+        a, n, k = self.arguments, self.arguments.n, 2
+        told, killed = self.run_with_death({"what": "death", "bytes": a.bytes, "seconds": a.seconds}, k)
+        usual = statistics.median(end - begin for one in told for begin, end in one["times"] if end < killed)
+        longest = max(end - begin for one in told for begin, end in one["times"] if end >= killed)
+        share = a.bytes * 2 * (n - 1) / (n * n + k * n - 2 * k) / (parse_rate(a.rate) / 8 * PAYLOAD)
+        self.show(f"death: {a.bytes >> 20} MB, k = {k}: an addition {usual:.3f} s, around the death {longest:.3f} s; the share's time "
+                  f"over a card {share:.3f} s, the pause {longest - usual:.3f} s, bound {1.5 * share + 0.1:.3f} s",
+                  series="death", k=k, bytes=a.bytes, usual=usual, longest=longest, share=share, pause=longest - usual,
+                  killed=killed, times=[one["times"] for one in told])
 
     def sleeper(self):
         """One rank computes longer, and no rank is held up."""
@@ -130,7 +176,7 @@ class Bench:
                           steps=[one["steps"] for one in told])
 
 
-SERIES = ["adds", "sleeper", "stragglers", "train"]
+SERIES = ["adds", "death", "sleeper", "stragglers", "train"]
 
 
 def parse():

@@ -15,12 +15,12 @@ import time
 
 @dataclasses.dataclass
 class Task:
-    what: str  # adds, steps or train
+    what: str  # adds, death, steps or train
     bytes: int = 0  # of the parameters
     rounds: int = 0  # adds: of each operation
     tensors: int = 1  # adds: shared tensors that the parameters are in
     delays: list = None  # steps: seconds that each step computes, for each rank; the steps are as many
-    seconds: float = 0  # steps: after these no step begins; 0: all are made.  train: of the training
+    seconds: float = 0  # steps, death: after these no step begins; 0: all are made.  train: of the training
     staleness: int = 0  # 0: no bound
     way: str = ""  # train: synchronous or asynchronous
     seed: int = 0
@@ -72,6 +72,41 @@ def adds(task, rank):
     wrong += int((result != total).sum())
     tally.shutdown()
     return {"seconds": seconds, "wrong": wrong}
+
+
+# --- additions while a service dies ---------------------------------------------------------------------
+
+
+def death(task, rank):
+    """When each addition began and ended, by the machine's clock."""
+    import numpy as np
+
+    import tally
+    from tally import _operations
+    from tally._calls import USER, Call
+    from tally._lib import DTYPE_CODES
+
+    tally.init()
+    count = task.bytes // 4
+    tensor, call = np.zeros(count, np.float32), Call("parameters", space=USER)
+    _operations.shared_create(call, tensor.ctypes.data, count, DTYPE_CODES["float32"], 0, (count,)).wait()
+    tensor[:] = rank + 1
+    tally.barrier()
+    print("ADDING", flush=True)
+    begin, times = time.monotonic(), []
+    while time.monotonic() - begin < task.seconds:
+        before = time.monotonic()
+        _operations.shared_add(call, tensor.ctypes.data).wait()
+        times.append((before, time.monotonic()))
+    added = np.array([len(times) * (rank + 1)], np.int64)
+    tally.push_pull(added, name="added")
+    read = _operations.shared_read(call)
+    read.wait()
+    values = np.frombuffer((ctypes.c_char * task.bytes).from_address(read.values()), np.float32)
+    wrong = int((values != added[0]).sum())
+    tally.barrier()
+    tally.shutdown()
+    return {"times": times, "wrong": wrong}
 
 
 # --- steps of given lengths -----------------------------------------------------------------------------
@@ -176,7 +211,7 @@ def train(task, rank):
 
 def main():
     task, rank = Task(**json.loads(sys.argv[1])), int(os.environ["RANK"])
-    print("RESULT " + json.dumps({"adds": adds, "steps": steps, "train": train}[task.what](task, rank)), flush=True)
+    print("RESULT " + json.dumps({"adds": adds, "death": death, "steps": steps, "train": train}[task.what](task, rank)), flush=True)
 
 
 if __name__ == "__main__":

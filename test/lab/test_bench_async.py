@@ -53,7 +53,7 @@ def test_quick_run(tmp_path):
     done = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    assert [row["series"] for row in rows] == ["adds", "sleeper", "stragglers", "stragglers", "train", "train"]
+    assert [row["series"] for row in rows] == ["adds", "death", "sleeper", "stragglers", "stragglers", "train", "train"]
     assert all(len(times) == 2 for times in rows[0]["seconds"].values())
     assert all(steps > 1 for row in rows if "steps" in row for steps in row["steps"])
     assert [row["way"] for row in rows[-2:]] == ["synchronous", "asynchronous"]
