@@ -49,7 +49,9 @@
     X(TALLY_SPLIT, STR, split, "optimal", 0, 0, 1, "machines that sum: all, for the least time; for comparison the ranks' machines only, or tallyd only") \
     X(TALLY_REPLAN, INT, replan, 1, 0, 1, 0, "1: the split follows what network cards and services are seen to carry; 0: it stays; the coordinator's value counts: rank 0's, or tallyd --coordinator's") \
     X(TALLY_SUM_THREADS, INT, sum_threads, -1, -1, 1024, 0, "threads that sum, besides the network thread; -1: by the number of cores") \
-    X(TALLY_GPU_GROUP, INT, gpu_group, 1, 1, 8, 1, "so many ranks of a machine in a row sum on their GPUs before the host does: 1, 2, 4 or 8") \
+    X(TALLY_GPU_GROUP, INT, gpu_group, 0, 0, 8, 1, "ranks of a machine in a row that sum on their GPUs before the host does: 1 (none), 2, 4 or 8; 0: as `tally topo` says") \
+    X(TALLY_TOPO, STR, topo, NULL, 0, 0, 0, "file that says what this machine is: hwloc's XML, as for `tally topo --xml`; default what is found") \
+    X(TALLY_TOPO_LINKS, STR, topo_links, NULL, 0, 0, 0, "links file with more facts on it, as for `tally topo --links`") \
     X(TALLY_DEVICE_MEMORY, SIZE, device_memory, 268435456, 65536, 1ull << 40, 0, "pinned memory in which a rank stages the tensors of each GPU") \
     X(TALLY_SHM, INT, shm, 1, 0, 1, 0, "1: payloads between processes of one machine are in shared memory; 0: they go over TCP") \
     X(TALLY_LOCAL, STR, local, "on", 0, 0, 1, "ranks of one machine sum in shared memory: on or off") \

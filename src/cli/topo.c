@@ -20,7 +20,7 @@ const char tly_cli_topo_usage[] =
     "Draws this machine, or one from a file: NUMA nodes, PCIe switches, GPUs, NVLinks and network\n"
     "cards.  Predicts how its GPUs best sum their gradients and hand them to the network, what\n"
     "crosses each link, which link is the bottleneck, and which facts are guessed.  This is a\n"
-    "forecast: jobs have the groups that TALLY_GPU_GROUP declares.\n"
+    "forecast, which jobs carry out where GPUs copy to each other directly.\n"
     "\n"
     "  -x, --xml FILE      a machine as hwloc's XML (`lstopo FILE.xml` writes it); - is standard input\n"
     "  -l, --links FILE    facts that XML lacks: NVLinks, rates of cards, slices (see tally(1))\n"
@@ -33,68 +33,10 @@ const char tly_cli_topo_usage[] =
     "                      microseconds (0)\n"
     "      --json          print JSON\n";
 
-/* --- reading ------------------------------------------------------------------------------------------------ */
-
-enum { MOST_BYTES = 64 << 20 };
-
-/* A whole file, "-" for standard input.  An exit status. */
-static int topo_read_file(const char *command, const char *path, char **text, size_t *length)
-{
-    bool standard = strcmp(path, "-") == 0;
-    FILE *f = standard ? stdin : fopen(path, "re");
-    size_t room = 0, n = 0, got = 1;
-    char *all = NULL;
-    if (!f)
-        return tly_cli_fail(command, "cannot open %s: %s", path, strerror(errno));
-    while (got > 0 && n <= MOST_BYTES) {
-        if (room - n < 65536) {
-            char *more = realloc(all, room = 2 * room + 131072);
-            if (!more)
-                break;
-            all = more;
-        }
-        got = fread(all + n, 1, room - n, f);
-        n += got;
-    }
-    bool failed = ferror(f) || !all || got > 0;
-    int err = errno;
-    if (!standard)
-        fclose(f);
-    if (failed) {
-        free(all);
-        return n > MOST_BYTES ? tly_cli_fail(command, "%s is larger than 64 MB", path)
-                              : tly_cli_fail(command, "cannot read %s: %s", path, strerror(err));
-    }
-    *text = all;
-    *length = n;
-    return 0;
-}
-
 int tly_cli_machine(const char *command, const char *xml, const char *links, struct tly_machine *m)
 {
-    char why[512] = "", *text = NULL;
-    size_t length = 0;
-    int status = xml ? topo_read_file(command, xml, &text, &length) : 0;
-    if (status)
-        return status;
-    int err = xml ? tly_machine_read(text, length, NULL, m, why, sizeof why)
-                  : tly_machine_detect(m, why, sizeof why);
-    free(text);
-    if (err)
-        return tly_cli_fail(command, xml ? "%s%s%s" : "%.0s%.0s%s", xml ? xml : "", ": ", why);
-    if (links) {
-        status = topo_read_file(command, links, &text, &length);
-        if (status)
-            return status;
-        err = tly_machine_links(text, length, m, why, sizeof why);
-        free(text);
-        if (err)
-            return tly_cli_fail(command, "%s, %s", links, why);
-    }
-    const char *file = links ? links : xml;
-    if (tly_machine_finish(m, why, sizeof why) != 0)
-        return tly_cli_fail(command, "%s%s%s", file ? file : "", file ? ": " : "", why);
-    return 0;
+    char why[640] = "";
+    return tly_machine_load(xml, links, m, why, sizeof why) == 0 ? 0 : tly_cli_fail(command, "%s", why);
 }
 
 int tly_cli_no_plan(const char *command, const char *xml, int err)
@@ -278,6 +220,19 @@ static void topo_put_flow(const struct tly_cli_topo *t)
     tly_cli_json_number("time_s", t->flow.seconds, "}");
 }
 
+/* What jobs carry out of it. */
+static void topo_put_groups(const struct tly_cli_topo *t)
+{
+    struct tly_inside_groups groups;
+    char why[160];
+    bool any = tly_inside_groups(&t->direct, t->m.gpus, &groups, why, sizeof why);
+    printf(",\n  \"in_jobs\": {\"group\": %d, \"owners\": [", any ? groups.each : 1);
+    for (int i = 0; any && i < t->m.gpus / groups.each * groups.owners; i++)
+        printf("%s%d", i ? ", " : "", groups.owner[i]);
+    printf("], ");
+    topo_put_text("why", any ? "" : why, "}");
+}
+
 static void topo_put_json(const struct tly_cli_topo *t)
 {
     printf("{\n");
@@ -285,6 +240,7 @@ static void topo_put_json(const struct tly_cli_topo *t)
     topo_put_strategy(t);
     printf("  \"direct\": {\n");
     topo_put_way(t, &t->direct);
+    topo_put_groups(t);
     topo_put_flow(t);
     printf("},\n  \"notes\": [");
     for (int i = 0; i < t->m.notes; i++) {

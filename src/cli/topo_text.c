@@ -452,6 +452,13 @@ void tly_cli_topo_print(const struct tly_cli_topo *t)
     topo_text_print_strategy(t, tree.wide);
     for (int i = 0; i < m->notes; i++)
         printf("%snote: %s\n", i ? "" : "\n", m->note[i]);
-    if (m->gpus)
-        printf("\nThis is a forecast: jobs have the groups that TALLY_GPU_GROUP declares.\n");
+    if (!m->gpus)
+        return;
+    struct tly_inside_groups groups;
+    char why[160];
+    if (tly_inside_groups(&t->direct, m->gpus, &groups, why, sizeof why))
+        printf("\nThis is a forecast. Jobs with a rank for each GPU, in their order: GPUs in groups of %d\n",
+               groups.each);
+    else
+        printf("\nThis is a forecast. Jobs: GPUs one by one (%s)\n", why);
 }

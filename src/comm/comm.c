@@ -37,7 +37,6 @@
 #include "comm/path/stage.h"
 #include "comm/path/team.h"
 #include "comm/submit.h"
-#include "local/gpus.h"
 #include "local/local.h"
 #include "membership/coordinator.h"
 #include "membership/member.h"
@@ -296,7 +295,7 @@ static void comm_tell_spare(const tally_comm *c, char *out, size_t len)
 
 static void comm_greet(tally_comm *c)
 {
-    char text[TLY_SENTENCE], best[80], spare[160], media[80] = "", here[TLY_HOST_TEXT];
+    char text[TLY_SENTENCE], best[80], spare[160], media[80] = "", gpus[200], here[TLY_HOST_TEXT];
     struct tly_roster *r = &c->member.roster;
     int groups, *sizes = calloc((size_t)c->size, sizeof *sizes);
     uint32_t *order = calloc((size_t)c->size, sizeof *order);
@@ -305,6 +304,7 @@ static void comm_greet(tally_comm *c)
     bool flat = sizes && order && tly_roster_tree(r, false, &groups, sizes, order);
     tly_pace_foretell(c, best, sizeof best);
     comm_tell_spare(c, spare, sizeof spare);
+    tly_gpus_text(c, gpus, sizeof gpus);
     if (c->local_has_all)
         snprintf(media, sizeof media, "%s",
                  tly_local_direct(c->local) ? "shared memory" : "shared memory, through copies");
@@ -314,9 +314,9 @@ static void comm_greet(tally_comm *c)
              "Tally %s: rank %d of %d at %s, machine %d of %d, %d tallyd; coordinator %s, %s%s; "
              "parts of %u KB, %ssums along the tree over %s%s%s",
              TALLY_VERSION, c->rank, c->size, here, c->machine, c->machines, comm_count_tallyd(r),
-             c->member.coordinator, media, c->local && tly_gpus_device(c->local) ? ", GPUs in groups" : "",
-             c->epoch->part_bytes >> 10, tly_teams_push(&c->teams) ? "pushed once a machine, " : "",
-             flat ? "ranks" : "machines", best, spare);
+             c->member.coordinator, media, gpus, c->epoch->part_bytes >> 10,
+             tly_teams_push(&c->teams) ? "pushed once a machine, " : "", flat ? "ranks" : "machines", best,
+             spare);
     tly_loop_unlock(&c->loop);
     free(sizes);
     free(order);

@@ -23,7 +23,8 @@
  *   epoch/epoch.c, op/rounds.c              which service sums what; what a joined rank had submitted
  *   epoch/traffic.c, epoch/pace.c           figures for the coordinator and for users
  *   path/stages.c, path/chain.c             which stage is where; parts go from stage to stage
- *   path/gpus.c, path/stager.c              GPUs that sum in groups; the stage of a GPU's tensors
+ *   path/topology.c, path/gpus.c            which GPUs of the machine sum in groups; they agree on it
+ *   path/stager.c                           the stage of a GPU's tensors
  *   path/queue.c, path/net.c                parts wait for their turn; the last stage
  *   path/blocks.c                           memory for sums that lie in no output
  *   path/local.c, path/team.c               operations in shared memory; the stage of a machine's ranks

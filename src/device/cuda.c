@@ -51,6 +51,7 @@ enum { POINTER_TYPE = 2, POINTER_MANAGED = 8, POINTER_DEVICE = 9, TYPE_DEVICE = 
     F(cuCtxPushCurrent, cuCtxPushCurrent_v2, (cuda_object)) \
     F(cuCtxPopCurrent, cuCtxPopCurrent_v2, (cuda_object *)) \
     F(cuCtxGetDevice, cuCtxGetDevice, (int *)) \
+    F(cuDeviceGetPCIBusId, cuDeviceGetPCIBusId, (char *, int, int)) \
     F(cuModuleLoadData, cuModuleLoadData, (cuda_object *, const void *)) \
     F(cuModuleUnload, cuModuleUnload, (cuda_object)) \
     F(cuModuleGetFunction, cuModuleGetFunction, (cuda_object *, cuda_object, const char *)) \
@@ -278,6 +279,28 @@ int tly_device_current(int *number)
 {
     int err = cuda_start();
     return err ? err : CALL(NULL, cuCtxGetDevice, number);
+}
+
+/* A process that uses no GPU must not start the driver, which takes time and memory. */
+static bool cuda_has_context(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD), *context = NULL;
+    int (*current)(void **) = NULL;
+    if (library)
+        *(void **)&current = dlsym(library, "cuCtxGetCurrent");
+    bool has = current && current(&context) == 0 && context;
+    if (library)
+        dlclose(library);
+    return has;
+}
+
+void tly_device_address(char out[TLY_DEVICE_ADDRESS])
+{
+    int number;
+    out[0] = '\0';
+    if (cuda_has_context() && tly_device_current(&number) == 0 &&
+        CALL(NULL, cuDeviceGetPCIBusId, out, TLY_DEVICE_ADDRESS, number) != 0)
+        out[0] = '\0';
 }
 
 /* Failures are ignored: after one that is fatal all calls fail. */

@@ -40,6 +40,10 @@ int tly_device_find(const void *memory, size_t bytes, int *number);
 /* The number of the GPU in whose context this thread is.  -EIO: it is in none; -ENOTSUP as above. */
 int tly_device_current(int *number);
 
+/* The same GPU's address on the PCI bus, as 0000:3b:00.0; "" if this thread is in no context.  Starts no driver. */
+enum { TLY_DEVICE_ADDRESS = 24 };
+void tly_device_address(char out[TLY_DEVICE_ADDRESS]);
+
 /* A process has one of each GPU, which is closed as often as it was opened.  -ENOTSUP as above. */
 int tly_device_open(int number, struct tly_device **out);
 /* Give the device the lanes from TLY_LANE_GROUP on, which it does not have before.  No work may be given meanwhile. */

@@ -100,7 +100,7 @@ static double inside_with_weight(void *user, double x)
 
 /* --- what the paper asks of a machine ------------------------------------------------------------------------ */
 
-static void inside_look(const struct tly_machine *m, struct tly_inside *out)
+void tly_inside_look(const struct tly_machine *m, struct tly_inside *out)
 {
     bool seen[TLY_MAX_SWITCHES] = {false};
     struct tly_inside_way way;
@@ -178,7 +178,7 @@ int tly_inside_choose(struct tly_inside_work *w)
     int best = 0, rule = -1;
     if (!tried)
         return -ENOMEM;
-    inside_look(w->m, out);
+    tly_inside_look(w->m, out);
     inside_ruled(out, &base, &shares);
     for (int b = 0; b < TLY_GROUP_BASES; b++)
         for (int s = 0; s < TLY_SHARE_KINDS; s++) {
@@ -268,8 +268,7 @@ struct tly_inside_work *tly_inside_begin(const struct tly_machine *m, const stru
     return w;
 }
 
-/* The steps themselves, with their real number of bytes. */
-static int inside_write_steps(struct tly_inside_work *w)
+int tly_inside_write_steps(struct tly_inside_work *w)
 {
     struct tly_inside *out = w->out;
     w->keep = true;
@@ -288,23 +287,7 @@ int tly_inside_plan(const struct tly_machine *m, const struct tly_inside_job *jo
     if (!err && (may & TLY_MAY_COPY))
         inside_weigh_copies(w);
     if (!err)
-        err = inside_write_steps(w);
-    free(w);
-    if (err)
-        tly_inside_finish(out);
-    return err;
-}
-
-int tly_inside_try(const struct tly_machine *m, const struct tly_inside_job *job,
-                   const struct tly_inside_way *way, struct tly_inside *out)
-{
-    int err;
-    struct tly_inside_work *w = tly_inside_begin(m, job, TLY_MAY_ALL, out, &err);
-    if (!err) {
-        inside_look(m, out);
-        out->way = *way;
-        err = inside_write_steps(w);
-    }
+        err = tly_inside_write_steps(w);
     free(w);
     if (err)
         tly_inside_finish(out);

@@ -4,13 +4,14 @@
  * that it crosses, and says how long each link is busy.  All copies overlap, because gradients go in many small parts; so
  * the link that is busy longest says how long it takes.  Pure functions, no I/O, no global state.
  *
- * This is a forecast, which `tally topo` and `tally plan --topo` show.  Jobs do not choose by it: they have the groups that
- * TALLY_GPU_GROUP declares (local/gpus.h), or none.
+ * `tally topo` and `tally plan --topo` show this forecast.  Jobs carry it out where they can (tly_inside_groups).
  *
  *   inside.c  chooses a way: BytePS's rules, or the fastest of the ways in ways.c
  *   steps.c   writes down each copy of it, with its links (graph.c)
  *   check.c   replays the steps, and shares no code with the files that make them
+ *   groups.c  what jobs carry out of a plan
  *   flow.c    a plan's copies in virtual time, in the order of device/order.h
+ *   plain.c   a plan by a given way, and the plain one to compare with
  *   better.c  other places for a card or a GPU
  *
  * Every way has the same six phases, of which some may be empty:
@@ -181,6 +182,18 @@ int tly_inside_try(const struct tly_machine *m, const struct tly_inside_job *job
                    const struct tly_inside_way *way, struct tly_inside *out);
 
 void tly_inside_finish(struct tly_inside *out);
+
+/* Groups of GPUs in a row, which jobs carry out (local/gpus.h). */
+enum { TLY_INSIDE_GROUP = 8 }; /* most GPUs of a group */
+struct tly_inside_groups {
+    int each, owners;            /* GPUs of a group; equal parts that a group's sum has */
+    uint8_t owner[TLY_MAX_GPUS]; /* of each group's parts, one group behind the other: a GPU that owns it */
+};
+
+/* The groups of a direct plan for so many GPUs, if there is one for each rank of the machine, in their order.  False: each GPU copies
+ * all it has to the host, with the reason in `why`. */
+bool tly_inside_groups(const struct tly_inside *plan, int gpus, struct tly_inside_groups *out, char *why,
+                       size_t size);
 
 /* Does a GPU, with the place of its topmost switch, share that with a card in use? */
 bool tly_inside_shares_card(const struct tly_machine *m, int gpu);

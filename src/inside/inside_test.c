@@ -666,9 +666,71 @@ static int done(void **state)
     return 0;
 }
 
+static void not_in_jobs(const char *said, int gpus)
+{
+    struct tly_inside_groups groups;
+    char why[160] = "";
+    assert_false(tly_inside_groups(&plan, gpus, &groups, why, sizeof why));
+    if (!strstr(why, said))
+        fail_msg("\"%s\" does not say \"%s\"", why, said);
+}
+
+static void in_jobs(int gpus, int each, int owners, const uint8_t owner[])
+{
+    struct tly_inside_groups groups;
+    char why[160];
+    assert_true(tly_inside_groups(&plan, gpus, &groups, why, sizeof why));
+    assert_int_equal(groups.each, each);
+    assert_int_equal(groups.owners, owners);
+    assert_memory_equal(groups.owner, owner, (size_t)(gpus / each * owners));
+}
+
+static void plan_for_jobs(double traffic)
+{
+    struct tly_inside_job job = {.bytes = (uint64_t)M, .traffic = traffic};
+    tly_inside_finish(&plan);
+    assert_int_equal(tly_inside_plan(&machine, &job, 0, &plan), 0);
+}
+
+static void what_jobs_carry_out(void **state)
+{
+    static const uint8_t all[] = {0, 1, 2, 3, 4, 5, 6, 7}, mixed[] = {0, 4, 1, 5, 2, 6, 3, 7},
+                         far[] = {2, 3, 2, 3, 4, 5, 6, 7};
+    load("pcie");
+    plan_for_jobs(EIGHT_MACHINES);
+    in_jobs(8, 4, 4, all);
+    other = machine;
+    tly_machine_pick(&other, mixed, 8,
+                     &machine); /* ranks are on GPUs below one switch and the other, in turn */
+    plan_for_jobs(EIGHT_MACHINES);
+    not_in_jobs("in a row", 8);
+    tly_machine_pick(&other, mixed, 2, &machine);
+    plan_for_jobs(EIGHT_MACHINES);
+    not_in_jobs("each GPU for itself", 2);
+    tly_machine_pick(&other, mixed + 4, 4, &machine);
+    machine.gpu[1] = machine.gpu[0]; /* 2, 2, 3, 7: three below one switch */
+    plan_for_jobs(0);
+    not_in_jobs("in a row", 4);
+    load("nvlink");
+    plan_for_jobs(0);
+    in_jobs(8, 4, 4, all);
+    plan_for_jobs(EIGHT_MACHINES);
+    in_jobs(8, 4, 4, far);
+    plan.way.share[2] = 0.6; /* of the first group's two owners */
+    plan.way.share[3] = 0.4;
+    not_in_jobs("unequal parts", 8);
+    tly_inside_finish(&plan);
+    plan = (struct tly_inside){.way = {.groups = 2, .group = {0, 0, 0, 1, 1, 1}}};
+    not_in_jobs("a group has 3 GPUs", 6);
+    plan = (struct tly_inside){.way = {.groups = 1}};
+    not_in_jobs("a group has 16 GPUs", 16);
+    not_in_jobs("no GPU", 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_jobs_carry_out),
         cmocka_unit_test(the_papers_formulas),
         cmocka_unit_test(the_pcie_machine),
         cmocka_unit_test(the_nvlink_machine),

@@ -192,19 +192,3 @@ bool tly_inside_way(const struct tly_machine *m, enum tly_inside_base base, enum
         ways_leave_out(m, way, shares == TLY_SHARE_NEAR);
     return (base == TLY_GROUP_SINGLE || way->groups < m->gpus) && ways_all_linked(m, way);
 }
-
-bool tly_inside_plain(const struct tly_machine *m, struct tly_inside_way *way)
-{
-    double weight[TLY_MAX_GPUS] = {0};
-    bool linked = tly_inside_way(m, TLY_GROUP_NVLINK, TLY_SHARE_EQUAL, false, way) && way->groups == 1;
-    int root = 0;
-    if (!linked)
-        return tly_inside_way(m, TLY_GROUP_ALL, TLY_SHARE_EQUAL, false, way) ||
-               tly_inside_way(m, TLY_GROUP_SINGLE, TLY_SHARE_EQUAL, false, way);
-    for (int g = m->gpus - 1; g >= 0; g--)
-        if (tly_inside_shares_card(m, g))
-            root = g;
-    weight[root] = 1;
-    tly_inside_weigh(m, way, weight);
-    return true;
-}

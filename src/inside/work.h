@@ -64,6 +64,12 @@ double tly_inside_seconds(struct tly_inside_work *w, const struct tly_inside_way
 struct tly_inside_work *tly_inside_begin(const struct tly_machine *m, const struct tly_inside_job *job,
                                          unsigned may, struct tly_inside *out, int *err);
 
+/* Fills in what the paper asks of a machine. */
+void tly_inside_look(const struct tly_machine *m, struct tly_inside *out);
+
+/* The steps themselves of out->way, with their real number of bytes. */
+int tly_inside_write_steps(struct tly_inside_work *w);
+
 /* Fills in out->way and what led to it. */
 int tly_inside_choose(struct tly_inside_work *w);
 

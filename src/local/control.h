@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/error.h"
+#include "device/device.h"
 #include "local/local.h"
 
 enum {
@@ -102,7 +104,34 @@ struct tly_gpus_entry {
     uint8_t carrier, steps;
 };
 
+/* The machine's groups: the first rank's word. */
+struct tly_gpus_choice {
+    uint32_t each,
+        owners; /* ranks of a group, 1: none sum on GPUs; places of owners, which own pieces in turn */
+    uint8_t owner[TLY_LOCAL_RANKS]; /* ranks at these places of each group, one group behind the other */
+    char why[160];                  /* if none do */
+};
+
+/* What a rank shows the others. */
+struct tly_gpus_offer {
+    uint64_t place; /* of its struct tly_gpus_shared, in its segment; 0: it has no GPU, or no memory */
+    uint64_t nonce; /* at the beginning of its buffer */
+    struct tly_device_ticket ticket;
+};
+
+/* Of the start.  `step` says how many of these are there: release. */
+enum { TLY_GPUS_CHOSEN = 1, TLY_GPUS_OFFERED, TLY_GPUS_ANSWERED };
+struct tly_gpus_start {
+    _Atomic uint32_t step;
+    struct tly_gpus_choice choice;
+    struct tly_gpus_offer offer;
+    bool can;               /* it reaches its group */
+    char why[TLY_SENTENCE]; /* why not; "": because another rank cannot */
+};
+
 struct tly_gpus_control {
+    char address[TLY_DEVICE_ADDRESS]; /* of its GPU on the PCI bus, "": none; written before control.state */
+    struct tly_gpus_start start;
     _Alignas(64) _Atomic uint32_t end; /* STOPPED: reads no result any more; LEFT: maps no buffer any more */
     _Atomic uint64_t taken;            /* entries of rank 0's list of which this rank has posted all pieces */
     uint32_t posted;                   /* pieces of the next entry */

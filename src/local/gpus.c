@@ -46,6 +46,8 @@ struct tly_gpus {
     struct tly_local *local;
     struct tly_device *device;
     uint32_t each, group, groups; /* ranks in a group; ours; how many */
+    uint32_t owners;              /* as in struct tly_gpus_choice, as the next */
+    uint8_t owner[TLY_LOCAL_RANKS];
     struct tly_gpus_shared *own,
         *of[TLY_LOCAL_RANKS]; /* of each rank; ours in the pool, with the staging behind it */
     bool registered, begun;
@@ -57,8 +59,8 @@ struct tly_gpus {
     struct tly_order order;
     struct {
         struct tly_gpus_piece of;
-        uint8_t owner;
-        bool result; /* the host is done with it */
+        uint8_t owner; /* its owners' place */
+        bool result;   /* the host is done with it */
     } piece[TLY_ORDER_SLOTS];
     struct gpus_lane lane[TLY_STEPS];
 };
@@ -92,10 +94,15 @@ uint32_t tly_gpus_piece_bytes(const struct tly_local *l, const struct tly_local_
 
 uint32_t tly_gpus_share_bytes(const struct tly_local *l, const struct tly_local_op *op, uint64_t part)
 {
-    const uint64_t element = tly_reduce_element_size(op->dtype), owners = l->gpus->each;
+    const uint64_t element = tly_reduce_element_size(op->dtype), owners = l->gpus->owners;
     const uint64_t most = tly_gpus_piece_bytes(l, op) / element, count = part / element;
     const uint64_t pieces = (count + owners * most - 1) / (owners * most) * owners;
     return (uint32_t)((count + pieces - 1) / pieces * element);
+}
+
+uint32_t tly_gpus_each(const struct tly_local *l)
+{
+    return l->gpus->each;
 }
 
 const struct tly_device *tly_gpus_device(const struct tly_local *l)
@@ -115,6 +122,12 @@ static void gpus_break(struct tly_gpus *g, int err)
 static enum tly_lane gpus_lane_of(enum tly_order_step step)
 {
     return (enum tly_lane)(TLY_LANE_GROUP + (int)step);
+}
+
+/* The rank of a group that owns the piece. */
+static uint32_t gpus_owner(const struct tly_gpus *g, uint32_t group, uint64_t n)
+{
+    return g->owner[group * g->owners + g->piece[gpus_slot(n)].owner];
 }
 
 /* Does the owner's kernel write the result itself? */
@@ -163,7 +176,8 @@ static int gpus_give(struct tly_gpus *g, enum tly_order_step step, uint64_t n, s
         return tly_device_copy(g->device, lane, slot, staged, p->bytes, mark);
     default:
         return tly_device_copy(g->device, lane, op->gpu ? (uint8_t *)op->output + p->at : staged,
-                               gpus_in_buffer(g->mapped[g->piece[gpus_slot(n)].owner], n), p->bytes, mark);
+                               gpus_in_buffer(g->mapped[gpus_owner(g, g->group, n) % g->each], n), p->bytes,
+                               mark);
     }
 }
 
@@ -258,12 +272,6 @@ static void *gpus_wait(void *arg)
 }
 
 /* --- on the host --------------------------------------------------------------------------------------------- */
-
-/* The rank of a group that owns the piece. */
-static uint32_t gpus_owner(const struct tly_gpus *g, uint32_t group, uint64_t n)
-{
-    return group * g->each + g->piece[gpus_slot(n)].owner;
-}
 
 static uint32_t gpus_carrier(const struct tly_gpus *g, uint64_t n)
 {
@@ -375,9 +383,8 @@ static bool gpus_carry(struct tly_gpus *g, uint64_t n)
 /* Does this rank carry or own the piece, so that it minds the host's share of it? */
 static bool gpus_minds_host(const struct tly_gpus *g, uint64_t n)
 {
-    const size_t slot = gpus_slot(n);
-    return (g->piece[slot].owner == g->order.me || gpus_carrier(g, n) == g->local->me) &&
-           !gpus_is_whole(g, &g->piece[slot].of);
+    return (gpus_owner(g, g->group, n) == g->local->me || gpus_carrier(g, n) == g->local->me) &&
+           !gpus_is_whole(g, &g->piece[gpus_slot(n)].of);
 }
 
 /* Do the host's share of pieces that this rank carries, and see what other carriers have done of those that it owns.  True: some
@@ -407,12 +414,13 @@ bool tly_gpus_post(struct tly_local *l, const struct tly_gpus_piece *p)
     pthread_mutex_lock(&g->lock);
     const uint64_t n = g->order.posted;
     /* in turn, so that all own as much */
-    const uint8_t owner = (uint8_t)((p->carrier == TLY_GPUS_OWNER ? n : p->number) % g->each);
-    const bool kept = p->carrier == l->me || (owner == g->order.me && p->steps == TLY_ORDER_OUTWARD);
-    bool posted = tly_order_post(&g->order, owner, p->steps, kept);
+    const uint32_t turn = (uint32_t)((p->carrier == TLY_GPUS_OWNER ? n : p->number) % g->owners);
+    const uint32_t owner = g->owner[g->group * g->owners + turn];
+    const bool kept = p->carrier == l->me || (owner == l->me && p->steps == TLY_ORDER_OUTWARD);
+    bool posted = tly_order_post(&g->order, (int)(owner % g->each), p->steps, kept);
     if (posted) {
         g->piece[gpus_slot(n)].of = *p;
-        g->piece[gpus_slot(n)].owner = owner;
+        g->piece[gpus_slot(n)].owner = (uint8_t)turn;
         g->piece[gpus_slot(n)].result = false;
     }
     pthread_mutex_unlock(&g->lock);
@@ -485,7 +493,17 @@ static int gpus_copy_now(struct tly_gpus *g, void *to, const void *from, size_t 
     return err ? err : gpus_wait_for(g, mark);
 }
 
-int tly_gpus_offer(struct tly_local *l, uint32_t each, struct tly_gpus_offer *out)
+struct tly_gpus_start *tly_gpus_start(struct tly_local *l, uint32_t rank)
+{
+    return &l->at[rank].control->gpus.start;
+}
+
+const char *tly_gpus_address(const struct tly_local *l, uint32_t rank)
+{
+    return l->at[rank].control->gpus.address;
+}
+
+int tly_gpus_offer(struct tly_local *l, const struct tly_gpus_choice *choice, struct tly_gpus_offer *out)
 {
     struct tly_gpus *g = calloc(1, sizeof *g);
     int number;
@@ -494,9 +512,11 @@ int tly_gpus_offer(struct tly_local *l, uint32_t each, struct tly_gpus_offer *ou
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->changed, NULL);
     g->local = l;
-    g->each = each;
-    g->group = l->me / each;
-    g->groups = l->count / each;
+    g->each = choice->each;
+    g->group = l->me / g->each;
+    g->groups = l->count / g->each;
+    g->owners = choice->owners;
+    memcpy(g->owner, choice->owner, sizeof g->owner);
     pthread_mutex_lock(&l->lock); /* the job may be failing just now */
     l->gpus = g;
     pthread_mutex_unlock(&l->lock);
@@ -536,19 +556,19 @@ static int gpus_map(struct tly_gpus *g, uint32_t place, const struct tly_gpus_of
     return err;
 }
 
-int tly_gpus_accept(struct tly_local *l, const struct tly_gpus_offer offers[])
+int tly_gpus_accept(struct tly_local *l)
 {
     struct tly_gpus *g = l->gpus;
     const size_t bytes = HEAD + BUFFER;
     int err = 0;
     for (uint32_t i = 0; i < l->count; i++) {
-        uint64_t place = offers[i].place;
+        uint64_t place = tly_gpus_start(l, i)->offer.place;
         if (place % TLY_PAGE || l->at[i].bytes < bytes || place > l->at[i].bytes - bytes)
             return tly_fail(EPROTO, "rank %u shows memory that it does not have", tly_local_number(l, i));
         g->of[i] = (struct tly_gpus_shared *)(l->at[i].base + place);
     }
     for (uint32_t i = 0; i < g->each && !err; i++)
-        err = gpus_map(g, i, &offers[g->group * g->each + i]);
+        err = gpus_map(g, i, &tly_gpus_start(l, g->group * g->each + i)->offer);
     return err;
 }
 
@@ -615,7 +635,7 @@ static bool gpus_are_settled(const struct tly_gpus *g)
     bool all = true;
     for (uint64_t n = g->order.oldest; n < g->order.posted; n++) {
         const size_t slot = gpus_slot(n);
-        if (g->piece[slot].owner != g->order.me)
+        if (gpus_owner(g, g->group, n) != g->local->me)
             continue;
         if (g->piece[slot].of.steps == TLY_ORDER_OUTWARD) {
             all &= gpus_is_hosted(g, n);

@@ -1,7 +1,7 @@
 /* gpus.h - the GPUs of a machine's ranks, which sum in groups: each rank's buffer, what it maps of its group, and the pieces that
  * are under way (gpus.c).  gpu_way.c makes pieces of operations.
  *
- * A group is `each` ranks in a row, a node of the tree over ranks.  Its GPUs take the steps of device/order.h.  If there are
+ * A group is `each` ranks in a row, a node of the tree over ranks, of which some own pieces.  Its GPUs take the steps of device/order.h.  If there are
  * several groups or machines, an owner writes its sum to the host.  There the piece's carrier adds the groups' sums, and gives the
  * result to the owners.  In a team the carrier sends the sum and has the result land.
  *
@@ -44,19 +44,17 @@ struct tly_gpus;
 
 /* --- the start: all ranks of the machine call these in this order ------------------------------------------- */
 
-/* What a rank shows the others. */
-struct tly_gpus_offer {
-    uint64_t place; /* of its struct tly_gpus_shared, in its segment; 0: it has no GPU, or no memory */
-    uint64_t nonce; /* at the beginning of its buffer */
-    struct tly_device_ticket ticket;
-};
-
+/* What a rank of the machine has said, and where its GPU is ("": it has none). */
+struct tly_gpus_start *tly_gpus_start(struct tly_local *l, uint32_t rank);
+const char *tly_gpus_address(const struct tly_local *l, uint32_t rank);
 /* Have a buffer on the GPU of this thread's context.  -errno, with a sentence. */
-int tly_gpus_offer(struct tly_local *l, uint32_t each, struct tly_gpus_offer *out);
-/* Map the group's buffers, and read the nonce through each mapping. */
-int tly_gpus_accept(struct tly_local *l, const struct tly_gpus_offer offers[]);
+int tly_gpus_offer(struct tly_local *l, const struct tly_gpus_choice *choice, struct tly_gpus_offer *out);
+/* Map the group's buffers, and read the nonce through each mapping.  All ranks have offered. */
+int tly_gpus_accept(struct tly_local *l);
 /* All ranks could: operations may come. */
 int tly_gpus_begin(struct tly_local *l);
+/* Ranks in a group; once they have begun. */
+uint32_t tly_gpus_each(const struct tly_local *l);
 /* This rank's GPU; NULL: GPUs do not sum in groups. */
 const struct tly_device *tly_gpus_device(const struct tly_local *l);
 

@@ -171,7 +171,8 @@ struct tly_local_config {
     uint64_t job;            /* its incarnation */
     const uint8_t *secret;   /* as in a struct tly_identity */
     int patience_ms;         /* longest wait for the other ranks at the start */
-    int stuck_ms;            /* a rank that takes longer for a chunk counts as stopped, and the job ends */
+    const char *gpu; /* borrowed until it is open: where this rank's is on the PCI bus, "": it has none */
+    int stuck_ms;    /* a rank that takes longer for a chunk counts as stopped, and the job ends */
 };
 
 /* Fill in a group of these ranks of the machine, in the order of their places.  `me` is one of them. */

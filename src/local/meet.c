@@ -341,6 +341,7 @@ static int meet_agree(struct meeting *m)
 static void meet_describe(struct tly_local *l)
 {
     l->own->node = l->home;
+    snprintf(l->own->gpus.address, sizeof l->own->gpus.address, "%s", l->config.gpu ? l->config.gpu : "");
     cpu_set_t mine;
     CPU_ZERO(&mine);
     sched_getaffinity(0, sizeof mine, &mine);

@@ -8,6 +8,7 @@
  *   read.c     hwloc's XML (xml.c) → the tree of what is shared
  *   links.c    a list: NVLinks, rates, slices
  *   machine.c  what is still missing: slices, guesses, notes
+ *   load.c     all of these in a row; and some of a machine's GPUs
  *
  * The PCIe tree holds only what is shared.  A switch is a place where the ways of at least two devices to the processor
  * meet; a device without one has a way of its own to its NUMA node.  Each link is the narrowest of those in a row. */
@@ -115,6 +116,13 @@ int tly_machine_detect(struct tly_machine *m, char *why, size_t size);
 /* Cuts GPUs into their slices, fills in what is not known by guesses that are marked, and notes them.  -E2BIG if there are
  * more than TLY_MAX_GPUS then. */
 int tly_machine_finish(struct tly_machine *m, char *why, size_t size);
+
+/* All of it: the machine of this hwloc XML (NULL: this one), with the facts of this links file (NULL: none).  "-" is standard
+ * input.  -errno with a sentence that names the file. */
+int tly_machine_load(const char *xml, const char *links, struct tly_machine *m, char *why, size_t size);
+
+/* The machine with these of its GPUs alone, in this order. */
+void tly_machine_pick(const struct tly_machine *m, const uint8_t gpu[], int count, struct tly_machine *out);
 
 /* Adds a sentence to the notes; further ones than there is room for are dropped. */
 void tly_machine_note(struct tly_machine *m, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -88,7 +88,7 @@ def test_tallyd_links_nothing_of_a_rank():
     assert [name for name in here if name.startswith("tly_call_")] == []
 
 
-COMMAND = ("cli", "machine", "inside")
+COMMAND = ("cli",)
 
 
 def called_by_some_alone(sources, some):

@@ -135,8 +135,73 @@ static void jobs_without_groups(void **state)
                         .settings = {cases[i].group}};
         job_start(&j);
         job_finish(&j);
-        job_log_holds(&j, 0, "GPUs do not sum in groups of ");
+        job_log_holds(&j, 0, "GPUs do not sum in groups");
         job_log_lacks(&j, 0, "GPUs in groups");
+        job_clear(&j);
+    }
+}
+
+/* --- the topology ------------------------------------------------------------------------------------------ */
+
+/* Where a rank's GPU is, if not in its place on the bus.  Each rank sees its own GPU alone, as number 0. */
+static int sum_on_hidden_gpus(int rank, void *arg)
+{
+    const char *const *address = arg;
+    char words[512] = "gpus=4 peers=0:1 peers=0:2 peers=0:3 peers=1:2 peers=1:3 peers=2:3",
+         own[2] = {'0' + rank};
+    struct tensor x;
+    struct gpu g;
+    tally_op *op;
+    for (int i = 0; i < 4; i++)
+        snprintf(words + strlen(words), sizeof words - strlen(words), " pci=%d:%s", i, address[i]);
+    setenv("CUDA_VISIBLE_DEVICES", own, 1);
+    open_gpu(&g, 0, words);
+    tally_comm *c = job_open();
+    struct tally_options o = on_gpu(&g);
+    make(&x, 3 * SLOT);
+    memset(x.host, 1 + rank, x.bytes);
+    upload(&g, &x);
+    CHECK(tally_push_pull(c, "x", x.device, x.device, x.bytes, TALLY_UINT8, TALLY_SUM, &o, &op) == 0);
+    job_expect(op, 0);
+    CHECK(((uint8_t *)fake_cuda_data(x.device))[x.bytes - 1] == 10);
+    CHECK(tally_comm_close(c) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void groups_are_those_of_the_topology(void **state)
+{
+    static const char pcie[] = "TALLY_TOPO=" TLY_TEST_MACHINES "/pcie.xml";
+    static const struct {
+        const char *address[4], *topo, *said;
+    } cases[] = {
+        {{"0000:03:00.0", "0000:04:00.0", "0000:05:00.0", "0000:06:00.0"}, pcie, "GPUs in groups of 4"},
+        {{"0000:04:00.0", "0000:03:00.0", "0000:83:00.0", "0000:84:00.0"}, pcie, "GPUs in groups of 2"},
+        {{"0000:03:00.0", "0000:83:00.0", "0000:04:00.0", "0000:84:00.0"},
+         pcie,
+         "GPUs one by one (groups are not of GPUs in a row, with as many in each)"},
+        {{"0000:03:00.0", "0000:04:00.0", "0000:05:00.0", "0000:83:00.0"},
+         pcie,
+         "GPUs one by one (groups are not of GPUs in a row, with as many in each)"},
+        {{"0000:03:00.0", "0000:04:00.0", "0000:03:00.0", "0000:04:00.0"},
+         pcie,
+         "GPUs one by one (two ranks are on GPU 0000:03:00.0)"},
+        {{"0000:03:00.0", "0000:04:00.0", "0000:05:00.0", "0001:06:00.0"},
+         pcie,
+         "GPUs one by one (GPU 0001:06:00.0 is not to be seen)"},
+        {{"0000:03:00.0", "0000:04:00.0", "0000:05:00.0", "0000:06:00.0"},
+         "TALLY_TOPO=/nothing.xml",
+         "GPUs one by one (cannot open /nothing.xml: "}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct job j = {.ranks = 4,
+                        .machine = together,
+                        .main = sum_on_hidden_gpus,
+                        .arg = (void *)(uintptr_t)cases[i].address,
+                        .settings = {cases[i].topo}};
+        job_start(&j);
+        job_finish(&j);
+        job_log_holds(&j, 0, cases[i].said);
         job_clear(&j);
     }
 }
@@ -473,6 +538,7 @@ int main(void)
         cmocka_unit_test(the_host_sums_where_gpus_cannot),
         cmocka_unit_test(one_machine_cannot),
         cmocka_unit_test(jobs_without_groups),
+        cmocka_unit_test(groups_are_those_of_the_topology),
         cmocka_unit_test(tensors_on_the_host_of_some_ranks),
         cmocka_unit_test(ranks_disagree),
         cmocka_unit_test(operations_are_cancelled),

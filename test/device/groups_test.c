@@ -276,11 +276,14 @@ static int move_bytes(int rank, void *arg)
     char words[2048];
     const int ranks = l->machines * l->m.gpus, first = rank - rank % l->m.gpus;
     snprintf(words, sizeof words, "gpus=%d count=/proc/self/fd/%d ", ranks, l->file);
-    for (int a = 0; a < l->m.gpus; a++)
+    for (int a = 0; a < l->m.gpus; a++) {
+        snprintf(words + strlen(words), sizeof words - strlen(words), "pci=%d:%s ", first + a,
+                 l->m.gpu[a].address);
         for (int b = 0; b < a; b++)
             if (reach(&l->m, a, b))
                 snprintf(words + strlen(words), sizeof words - strlen(words), "peers=%d:%d ", first + a,
                          first + b);
+    }
     open_gpu(&g, rank, words);
     tally_comm *c = job_open();
     struct tally_options o = on_gpu(&g);
@@ -379,35 +382,39 @@ static void check_links(struct links *l, const char *name, int which)
     free(on);
 }
 
+static bool has_links(const char *name)
+{
+    size_t length;
+    char *text = machine_file(name, "links", &length);
+    bool has = text != NULL;
+    free(text);
+    return has;
+}
+
 static void check_machine(struct links *l, const char *name, int machines)
 {
     const struct tly_inside_job of = {.bytes = 32 * SLOT, .traffic = machines > 1};
-    char why[256], group[32];
+    char why[256], topo[256], links[256], said[64];
     int machine[MOST_RANKS];
     assert_int_equal(load_machine(name, &l->m, why, sizeof why), 0);
     assert_int_equal(tly_inside_plan(&l->m, &of, 0, &plan), 0);
     int each = l->m.gpus / plan.way.groups;
     l->machines = machines;
-    bool equal = true;
-    for (int g = 0; g < l->m.gpus; g++) {
-        assert_int_equal(plan.way.group[g], g / each);
-        equal &= plan.way.share[g] == 1.0 / each;
-    }
-    if (!equal) { /* rule 1 is not carried out */
-        assert_int_equal(plan.rule, 1);
-        tly_inside_finish(&plan);
-        return;
-    }
     for (int i = 0; i < machines * l->m.gpus; i++)
         machine[i] = i / l->m.gpus;
-    print_message("%d %s: groups of %d\n", machines, name, each);
-    snprintf(group, sizeof group, "TALLY_GPU_GROUP=%d", each);
+    snprintf(said, sizeof said, each > 1 ? "GPUs in groups of %d" : "GPUs one by one", each);
+    print_message("%d %s: %s\n", machines, name, said);
+    snprintf(topo, sizeof topo, "TALLY_TOPO=" TLY_TEST_MACHINES "/%s.xml", name);
+    snprintf(links, sizeof links, "TALLY_TOPO_LINKS=" TLY_TEST_MACHINES "/%s.links", name);
     struct job j = {.ranks = machines * l->m.gpus,
                     .machine = machine,
                     .main = move_bytes,
                     .arg = l,
-                    .settings = {group, "TALLY_PART_BYTES=256K"}};
-    job_run(&j);
+                    .settings = {"TALLY_PART_BYTES=256K", topo, has_links(name) ? links : NULL}};
+    job_start(&j);
+    job_finish(&j);
+    job_log_holds(&j, 0, said);
+    job_clear(&j);
     for (int which = 0; which < machines; which++)
         check_links(l, name, which);
     tly_inside_finish(&plan);

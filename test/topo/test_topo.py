@@ -45,6 +45,9 @@ def test_every_machine_in_every_form(name, tmp_path):
         assert device["address"] in done.stdout or device.get("slice", -1) >= 0
     if found["gpus"]:
         assert found["strategy"] in done.stdout and "<- bottleneck" in done.stdout and "forecast" in done.stdout
+    jobs = found["direct"]["in_jobs"]
+    assert not found["gpus"] or (f"GPUs in groups of {jobs['group']}\n" if jobs["group"] > 1 else jobs["why"]) in done.stdout
+    assert bool(jobs["owners"]) != bool(jobs["why"])
     for note in found["notes"]:
         assert note in done.stdout
     # What the JSON says of links is what its steps add up to, and none is busier than all.

@@ -19,6 +19,7 @@
 #include "comm/op/tensor.h"
 #include "comm/path/engine.h"
 #include "comm/path/team.h"
+#include "device/device.h"
 #include "local/local.h"
 #include "membership/member.h"
 #include "membership/roster.h"
@@ -100,6 +101,9 @@ int tly_engine_open(tally_comm *c)
     for (int i = 0; i < c->size; i++)
         if (c->member.roster.ranks[i].machine == (uint32_t)c->machine)
             c->watched.neighbours[n++] = (uint32_t)i;
+    char gpu[TLY_DEVICE_ADDRESS] = "";
+    if (c->params.gpu_group != 1)
+        tly_device_address(gpu);
     struct tly_local_config config = {
         .calls = &calls,
         .user = c,
@@ -109,6 +113,7 @@ int tly_engine_open(tally_comm *c)
         .team = c->machines > 1,
         .job = c->member.identity.incarnation,
         .secret = c->member.identity.secret,
+        .gpu = gpu,
         .patience_ms = MEET_MS,
         /* Waiting for that one our loop is silent, and must not be for as long as a rank may be. */
         .stuck_ms = (int)(1000 * (c->params.dead_timeout < 10 ? c->params.dead_timeout / 2 : 5))};

@@ -1,132 +1,164 @@
-/* gpus.c - gpus.h: a machine's ranks show their buffers to each other (src/local/gpus.c), and try what they see.  One that cannot
- * keeps the others from it, because all ranks of a machine take the same way.  Machines decide each for itself. */
+/* gpus.c - gpus.h: the ranks of each machine agree by words in shared memory (struct tly_gpus_start).
+ *
+ * The first rank chooses groups.  Then ranks show their buffers to each other (src/local/gpus.c), and try what they see.  One that
+ * cannot keeps the machine's others from it, because all of them take the same way. */
 #include "comm/path/gpus.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/comm.h"
+#include "comm/path/topology.h"
 #include "local/gpus.h"
 
-/* A rank's answer. */
-struct gpus_answer {
-    bool can;
-    char why[TLY_SENTENCE]; /* why not; "": because another rank cannot */
-};
+enum { PATIENCE_S = 60 };
 
-/* May the ranks of this machine be in groups of so many? */
-static bool gpus_may_be(const tally_comm *c, uint32_t each)
+/* Until this rank of the machine has taken the step. */
+static int gpus_await(tally_comm *c, uint32_t rank, uint32_t step)
 {
-    return c->local && !(each & (each - 1)) && (uint32_t)c->local_size % each == 0;
-}
-
-/* All ranks' `bytes`, one behind the other in `all`: a collective operation. */
-static int gpus_exchange(tally_comm *c, const char *name, const void *own, void *all, size_t bytes)
-{
-    tally_op *op;
-    int err = tally_allgather_into(c, name, own, all, bytes, TALLY_UINT8, NULL, &op);
-    if (err)
-        return err;
-    err = tally_op_wait(op, -1);
-    tally_op_free(op);
-    return err;
-}
-
-/* What this machine's ranks have put into `all`, of so many bytes each. */
-static void gpus_pick(const tally_comm *c, const void *all, void *out, size_t bytes)
-{
-    for (int i = 0; i < c->local_size; i++)
-        memcpy((uint8_t *)out + (size_t)i * bytes,
-               (const uint8_t *)all + tly_watched_neighbours(&c->watched)[i] * bytes, bytes);
-}
-
-static bool gpus_all_offer(const tally_comm *c, const struct tly_gpus_offer *ours)
-{
-    bool offer = true;
-    for (int i = 0; i < c->local_size; i++)
-        offer &= ours[i].place != 0;
-    return offer;
-}
-
-/* -errno: the job fails. */
-static int gpus_try(tally_comm *c, uint32_t each, struct tly_gpus_offer *all, struct gpus_answer *out)
-{
-    struct tly_gpus_offer own = {0}, ours[TLY_LOCAL_RANKS];
-    *out = (struct gpus_answer){.can = gpus_may_be(c, each) && tly_gpus_offer(c->local, each, &own) == 0};
-    if (!out->can && gpus_may_be(c, each))
-        snprintf(out->why, sizeof out->why, "%s", tly_error());
-    int err = gpus_exchange(c, "what GPUs show each other", &own, all, sizeof own);
-    if (err || !out->can)
-        return err;
-    gpus_pick(c, all, ours, sizeof own);
-    out->can = gpus_all_offer(c, ours);
-    if (out->can && tly_gpus_accept(c->local, ours) != 0) {
-        out->can = false;
-        snprintf(out->why, sizeof out->why, "%s", tly_error());
+    const struct tly_gpus_start *start = tly_gpus_start(c->local, rank);
+    int64_t until = tly_now() + PATIENCE_S * TLY_SEC;
+    while (atomic_load_explicit(&start->step, memory_order_acquire) < step) {
+        int err = tly_comm_failed(c);
+        if (err)
+            return tly_fail(err, "%s", tly_comm_sentence(c));
+        if (tly_now() > until)
+            return tly_fail(ETIMEDOUT, "rank %u of this machine has not said what its GPU can do",
+                            tly_watched_neighbours(&c->watched)[rank]);
+        poll(NULL, 0, 1);
     }
     return 0;
 }
 
-/* The machine's first rank says why not. */
-static bool gpus_all_can(const tally_comm *c, uint32_t each, const struct gpus_answer *ours)
+static int gpus_take_step(tally_comm *c, struct tly_gpus_start *own, uint32_t step)
 {
-    int refuses = -1;
-    bool can = true;
-    for (int i = c->local_size - 1; i >= 0; i--) {
-        can &= ours[i].can;
-        if (ours[i].why[0])
-            refuses = i;
-    }
-    if (can || c->local_rank != 0)
-        return can;
-    if (refuses < 0)
-        tly_warn("comm",
-                 "GPUs do not sum in groups of %u: a group has 2, 4 or 8 ranks, and a machine's ranks are a "
-                 "multiple of that and share memory",
-                 each);
-    else
-        tly_warn("comm", "GPUs do not sum in groups of %u, and the host sums: rank %u: %s", each,
-                 tly_watched_neighbours(&c->watched)[refuses], ours[refuses].why);
-    return false;
+    int err = 0;
+    atomic_store_explicit(&own->step, step, memory_order_release);
+    for (uint32_t i = 0; i < (uint32_t)c->local_size && !err; i++)
+        err = gpus_await(c, i, step);
+    return err;
 }
 
-static int gpus_agree(tally_comm *c, uint32_t each, struct tly_gpus_offer *offers,
-                      struct gpus_answer *answers)
+static bool gpus_all_offer(const tally_comm *c)
 {
-    struct gpus_answer own, ours[TLY_LOCAL_RANKS];
-    int err = gpus_try(c, each, offers, &own);
-    if (!err)
-        err = gpus_exchange(c, "whether GPUs reach each other", &own, answers, sizeof own);
+    bool offer = true;
+    for (uint32_t i = 0; i < (uint32_t)c->local_size; i++)
+        offer &= tly_gpus_start(c->local, i)->offer.place != 0;
+    return offer;
+}
+
+/* The machine's first rank says why not. */
+static bool gpus_all_can(const tally_comm *c, uint32_t each)
+{
+    int refuses = 0;
+    bool can = true;
+    for (int i = c->local_size - 1; i >= 0; i--) {
+        const struct tly_gpus_start *start = tly_gpus_start(c->local, (uint32_t)i);
+        can &= start->can;
+        if (start->why[0])
+            refuses = i;
+    }
+    if (!can && c->local_rank == 0)
+        tly_warn("comm", "GPUs do not sum in groups of %u, and the host sums: rank %u: %s", each,
+                 tly_watched_neighbours(&c->watched)[refuses],
+                 tly_gpus_start(c->local, (uint32_t)refuses)->why);
+    return can;
+}
+
+/* -errno: the job fails. */
+static int gpus_try(tally_comm *c, const struct tly_gpus_choice *choice)
+{
+    struct tly_gpus_start *own = tly_gpus_start(c->local, (uint32_t)c->local_rank);
+    own->can = tly_gpus_offer(c->local, choice, &own->offer) == 0;
+    if (!own->can)
+        snprintf(own->why, sizeof own->why, "%s", tly_error());
+    int err = gpus_take_step(c, own, TLY_GPUS_OFFERED);
     if (err)
         return err;
-    gpus_pick(c, answers, ours, sizeof own);
-    if (gpus_all_can(c, each, ours))
+    if (own->can && !gpus_all_offer(c)) {
+        own->can = false;
+    } else if (own->can && tly_gpus_accept(c->local) != 0) {
+        own->can = false;
+        snprintf(own->why, sizeof own->why, "%s", tly_error());
+    }
+    err = gpus_take_step(c, own, TLY_GPUS_ANSWERED);
+    if (err)
+        return err;
+    if (gpus_all_can(c, choice->each))
         return tly_gpus_begin(c->local);
     tly_gpus_close(c->local);
     return 0;
 }
 
-int tly_gpus_agree(tally_comm *c)
+/* Groups that the user has declared; all of a group own parts. */
+static bool gpus_are_declared(const tally_comm *c, struct tly_gpus_choice *out)
 {
     const uint32_t each = (uint32_t)c->params.gpu_group;
-    if (each < 2)
+    *out = (struct tly_gpus_choice){.each = each, .owners = each};
+    for (int i = 0; i < c->local_size; i++)
+        out->owner[i] = (uint8_t)i;
+    if (!(each & (each - 1)) && (uint32_t)c->local_size % each == 0)
+        return true;
+    if (c->local_rank == 0)
+        tly_warn("comm",
+                 "GPUs do not sum in groups of %u: a group has 2, 4 or 8 ranks, and a machine's ranks are a "
+                 "multiple of that",
+                 each);
+    return false;
+}
+
+/* The first rank's choice.  -errno: the job fails. */
+static int gpus_choose(tally_comm *c, struct tly_gpus_choice *out)
+{
+    struct tly_gpus_start *first = tly_gpus_start(c->local, 0);
+    if (c->local_rank == 0) {
+        tly_topology_choose(c, &first->choice);
+        atomic_store_explicit(&first->step, TLY_GPUS_CHOSEN, memory_order_release);
+    }
+    int err = gpus_await(c, 0, TLY_GPUS_CHOSEN);
+    *out = first->choice;
+    return err;
+}
+
+static bool gpus_has_each(const tally_comm *c)
+{
+    for (int i = 0; i < c->local_size; i++)
+        if (!tly_gpus_address(c->local, (uint32_t)i)[0])
+            return false;
+    return c->local_size > 1;
+}
+
+int tly_gpus_agree(tally_comm *c)
+{
+    const bool declared = c->params.gpu_group > 1;
+    struct tly_gpus_choice choice;
+    if (c->params.gpu_group == 1 || (!declared && !(c->local && gpus_has_each(c))))
         return 0;
     if (!c->local_has_all && !tly_teams_push(&c->teams)) {
         tly_log(
-            c->rank == 0 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
-            "GPUs do not sum in groups of %u: the ranks of each machine must share memory, several on some, "
-            "and be a node of the tree over ranks",
-            each);
+            c->rank == 0 && declared ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
+            "GPUs do not sum in groups: the ranks of each machine must share memory, several on some, and "
+            "be a node of the tree over ranks");
         return 0;
     }
-    struct tly_gpus_offer *offers = calloc((size_t)c->size, sizeof *offers);
-    struct gpus_answer *answers = calloc((size_t)c->size, sizeof *answers);
-    int err = offers && answers ? gpus_agree(c, each, offers, answers) : tly_fail(ENOMEM, "out of memory");
-    free(offers);
-    free(answers);
-    return err;
+    if (declared)
+        return gpus_are_declared(c, &choice) ? gpus_try(c, &choice) : 0;
+    int err = gpus_choose(c, &choice);
+    return err || choice.each < 2 ? err : gpus_try(c, &choice);
+}
+
+void tly_gpus_text(const tally_comm *c, char *out, size_t size)
+{
+    out[0] = '\0';
+    if (!c->local || c->params.gpu_group == 1)
+        return;
+    const struct tly_gpus_choice *choice = &tly_gpus_start(c->local, 0)->choice;
+    if (tly_gpus_device(c->local))
+        snprintf(out, size, ", GPUs in groups of %u", tly_gpus_each(c->local));
+    else if (choice->each == 1)
+        snprintf(out, size, ", GPUs one by one (%s)", choice->why);
 }

@@ -4,8 +4,10 @@
 
 #include "tally/tally.h"
 
-/* Agree with all ranks on groups of TALLY_GPU_GROUP GPUs.  On a machine where they cannot, the host sums, and its first rank
- * says so.  Errors are those of tally_op_wait(). */
+/* Agree with the machine's ranks on groups of GPUs, those of TALLY_GPU_GROUP or of the machine's topology.  Where they cannot, the
+ * host sums, and the machine's first rank says so.  Errors are those of tally_op_wait(). */
 int tly_gpus_agree(tally_comm *c);
+/* Say how this machine's GPUs sum, for the line with which a job begins; "": there are none. */
+void tly_gpus_text(const tally_comm *c, char *out, size_t size);
 
 #endif

@@ -42,9 +42,11 @@ static void calls_let_fail(const char *what)
 static void calls_take_word(const char *word)
 {
     int a = 0, b = 0;
-    char path[256];
+    char path[256], address[24];
     if (sscanf(word, "peers=%d:%d", &a, &b) == 2 && a < FAKE_GPUS && b < FAKE_GPUS) {
         fake_gpus[a].peers[b] = fake_gpus[b].peers[a] = true;
+    } else if (sscanf(word, "pci=%d:%23s", &a, address) == 2 && a < FAKE_GPUS) {
+        snprintf(fake_gpus[a].address, sizeof fake_gpus[a].address, "%s", address);
     } else if (sscanf(word, "count=%255s", path) == 1) {
         int fd = open(path, O_RDWR | O_CLOEXEC);
         fake_moved =

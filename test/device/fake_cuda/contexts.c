@@ -1,4 +1,5 @@
 /* contexts.c - the fake driver's GPUs, which of them this process sees, and their contexts. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,6 +128,17 @@ EXPORT int cuCtxGetDevice(int *device)
 {
     ENTER("cuCtxGetDevice", true);
     *device = fake_ordinal(fake_gpu()->number);
+    return fake_leave(OK);
+}
+
+EXPORT int cuDeviceGetPCIBusId(char *out, int bytes, int device)
+{
+    ENTER("cuDeviceGetPCIBusId", false);
+    const struct fake_gpu *g = &fake_gpus[visible[device]];
+    if (g->address[0])
+        snprintf(out, (size_t)bytes, "%s", g->address);
+    else
+        snprintf(out, (size_t)bytes, "0000:%02X:00.0", 0x10 + g->number);
     return fake_leave(OK);
 }
 

@@ -18,6 +18,7 @@
  * FAKE_CUDA is a list of words:
  *   gpus=N                 how many; CUDA_VISIBLE_DEVICES hides and orders them as in CUDA
  *   peers=A:B              these GPUs read each other's memory
+ *   pci=A:ADDRESS          where GPU A is on the PCI bus
  *   pinned=BYTES           how much of the host's memory can be registered
  *   unshared               memory that processes share cannot
  *   silent                 no noise where a copy is on its way to, which takes time
@@ -115,6 +116,7 @@ struct fake_gpu {
     int retained, number;
     struct fake_stream by_default;
     bool peers[FAKE_GPUS];
+    char address[24]; /* on the PCI bus; "": some */
 };
 
 /* --- calls.c ------------------------------------------------------------------------------------------------ */
