@@ -99,7 +99,7 @@ def death(task, rank):
         _operations.shared_add(call, tensor.ctypes.data).wait()
         times.append((before, time.monotonic()))
     added = np.array([len(times) * (rank + 1)], np.int64)
-    tally.push_pull(added, name="added")
+    tally.push_pull(added, name="added", op=0)  # the sum
     read = _operations.shared_read(call)
     read.wait()
     values = np.frombuffer((ctypes.c_char * task.bytes).from_address(read.values()), np.float32)
