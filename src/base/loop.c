@@ -112,6 +112,8 @@ void tly_loop_post(struct tly_loop *l, struct tly_watch *w)
 {
     tly_list_remove(&w->posted);
     tly_list_append(&l->host->posted, &w->posted);
+    if (l->host->sleeps)
+        tly_loop_wake(l->host);
 }
 
 struct tly_watch *tly_loop_find(const struct tly_loop *l, bool (*is)(struct tly_watch *w, const void *arg),
@@ -242,6 +244,7 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
     if (wait < 0 || l->stop || !tly_list_empty(&l->posted))
         wait = 0;
     uint64_t removals = l->removals;
+    l->sleeps = true;
     tly_loop_unlock(l);
 
     struct timespec t = {.tv_sec = wait / TLY_SEC, .tv_nsec = wait % TLY_SEC};
@@ -251,6 +254,7 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
         n = epoll_wait(l->epoll_fd, events, room, (int)((wait + TLY_MS - 1) / TLY_MS));
 
     tly_loop_lock(l);
+    l->sleeps = false;
     loop_look_at_clock(l);
     /* While we waited for the lock its holder may have removed, even freed, a watch of this batch: forget the batch,
      * what is still ready is reported again. */

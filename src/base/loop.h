@@ -52,6 +52,7 @@ struct tly_loop {
     int64_t paused;       /* ns by which a tick was last more than a second late, */
     int64_t paused_till;  /* and when it came; monotonic */
     bool stop;
+    bool sleeps; /* its thread looks at no list until something wakes it */
     struct tly_watch wake;
     struct epoll_event *batch; /* being handled: the rest of it, so that a removed watch can be taken out */
     int batch_left;
@@ -90,7 +91,7 @@ void tly_loop_wake(struct tly_loop *l);
 /* events: EPOLLIN, EPOLLOUT; level-triggered.  Lock held. */
 int tly_loop_add(struct tly_loop *l, struct tly_watch *w, uint32_t events);
 int tly_loop_change(struct tly_loop *l, struct tly_watch *w, uint32_t events);
-/* The next turn calls `ready` with EPOLLIN before it sleeps.  Lock held; the watch has been added. */
+/* The loop's thread calls `ready` with EPOLLIN soon, without a look at the descriptor.  Lock held; the watch has been added. */
 void tly_loop_post(struct tly_loop *l, struct tly_watch *w);
 /* The first watch of this loop, its host and its guest for which is() is true; NULL: there is none.  Lock held. */
 struct tly_watch *tly_loop_find(const struct tly_loop *l, bool (*is)(struct tly_watch *w, const void *arg),

@@ -325,6 +325,38 @@ static void test_posted(void **state)
     tly_loop_finish(&loop);
 }
 
+static void posted_set_event(struct tly_watch *w, uint32_t events)
+{
+    tly_event_set(&event);
+}
+
+/* Another thread's post wakes a loop that sleeps.  A tick would do the same 200 ms later, 2000 times. */
+static void test_posted_from_another_thread(void **state)
+{
+    struct tly_watch w = {.fd = eventfd(0, EFD_CLOEXEC), .ready = posted_set_event};
+    pthread_t thread;
+    assert_int_equal(tly_loop_init(&loop), 0);
+    assert_int_equal(tly_loop_add(&loop, &w, EPOLLIN), 0);
+    assert_int_equal(pthread_create(&thread, NULL, run, NULL), 0);
+    int64_t ticks = 0;
+    for (int i = 0; i < 2000; i++) {
+        event = (struct tly_event){0};
+        tly_loop_lock(&loop);
+        int64_t tick = loop.last_tick;
+        tly_loop_post(&loop, &w);
+        tly_loop_unlock(&loop);
+        assert_true(tly_event_wait(&event, -1));
+        tly_loop_lock(&loop);
+        ticks += loop.last_tick != tick;
+        tly_loop_unlock(&loop);
+    }
+    assert_true(ticks < 1000);
+    tly_loop_stop(&loop);
+    pthread_join(thread, NULL);
+    close(w.fd);
+    tly_loop_finish(&loop);
+}
+
 static void run_for(int64_t ns)
 {
     for (int64_t end = loop.awake + ns; loop.awake < end;)
@@ -358,6 +390,7 @@ int main(void)
         cmocka_unit_test(test_event),
         cmocka_unit_test(test_guest),
         cmocka_unit_test(test_posted),
+        cmocka_unit_test(test_posted_from_another_thread),
         cmocka_unit_test(test_pause),
     };
     return cmocka_run_group_tests_name("loop", tests, NULL, NULL);
