@@ -465,6 +465,79 @@ def test_steps_broken_off_at_each_line_count_once(two, overlap):
     check_outcomes(two(broken_off_at_each_line, overlap), 60)
 
 
+class _HalfStep(_Counting):
+    """Ctrl-C breaks the optimizer's own step off behind the first parameter."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.param_groups[0]["params"][0].add_(1)
+        raise KeyboardInterrupt
+
+
+def left_unsent(how):
+    """Rank 1 changes its parameters without a whole step, and finish() is the next call."""
+    import tally.torch as hvd
+    model = model_of(0)
+    kind = {"half a step": _HalfStep, "closure": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=5)}.get(how, _Counting)
+    optimizer = asynchronous(model, kind(model.parameters()))
+    called = 0
+
+    def closure():
+        nonlocal called
+        called += 1
+        if called == 3:
+            raise KeyError("data")
+        return gradients(model, 1)
+
+    before = words(model)
+    if hvd.rank() == 1:
+        if how == "half a step":
+            fails(KeyboardInterrupt, optimizer.step)
+        elif how == "closure":
+            fails(KeyError, lambda: optimizer.step(closure))
+        else:
+            with torch.no_grad():
+                model[0].weight += 1
+    changed = words(model)
+    optimizer.finish()
+    ended = words(model)
+    optimizer.finish()
+    return before, changed, ended, words(model)
+
+
+@pytest.mark.parametrize("how", ["half a step", "closure", "by hand"])
+def test_finish_adds_changes_without_a_whole_step(two, how):
+    (before, _, ended, again), (_, changed, ended_1, again_1) = two(left_unsent, how)
+    assert before != changed
+    assert ended == ended_1 == again == again_1
+    assert all(abs(a - b) < 1e-14 for one, other in zip(ended, changed) for a, b in zip(one, other))
+
+
+def last_step_broken_off(every):
+    """A step that is broken off at each line, and finish() is the next call.  Returns what was wrong."""
+    import tally.torch as hvd
+    wrong, number, more = [], 1, True
+    while more:
+        model, counting = counted()
+        optimizer = asynchronous(model, counting, every=every)
+        optimizer.step()
+        broken = hvd.rank() == 1 and broken_off_at(optimizer.step, number)
+        optimizer.finish()
+        steps = hvd.allreduce(torch.tensor(float(counting.counter[0])), op=hvd.Sum).item()
+        values = {value for p in model for value in p.detach().reshape(-1).tolist()}
+        if values != {steps}:
+            wrong.append((number, steps, values))
+        more = hvd.allreduce(torch.tensor(float(broken)), op=hvd.Sum).item()
+        number += 1
+    return number, wrong
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_finish_behind_a_step_broken_off_at_each_line(two, every):
+    for number, wrong in two(last_step_broken_off, every):
+        assert number > 15 and not wrong
+
+
 def raising():
     """A closure that raises: nothing is lost, and the next step goes on."""
     model = model_of(0)

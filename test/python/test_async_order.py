@@ -19,6 +19,7 @@ import jobs
 import warm
 
 STEPS = 6
+ADDITIONS = STEPS + 1  # the one of finish() adds zeros
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
@@ -116,7 +117,8 @@ def read_log(prefix, element):
 
 def check(results, events, places, kind, overlap):
     """Each addition counts once, the answers have the bits of a replay, and a parameter server agrees."""
-    every = sorted((rank, number) for rank in range(len(results)) for number in range(1, STEPS + 1))
+    every = sorted((rank, number) for rank in range(len(results)) for number in range(1, ADDITIONS + 1))
+    assert not any(sent[ADDITIONS].any() for sent, _, _ in results)
     for lines in events.values():
         assert sorted(event[1:] for event in lines if event[0] == "add") == every
     ended = replayed(results, events, places)
@@ -158,6 +160,9 @@ class _Worker:
         """The update of its gradient of this round, or None: it has not yet pulled what the gradient is of."""
         while len(self.updates) <= number:
             step = len(self.updates)
+            if step > STEPS:
+                self.updates.append(torch.zeros_like(self.pulled[0]))
+                break
             of = max(0, step - 1 - self.overlap)
             if self.missing[of]:
                 return None

@@ -229,8 +229,7 @@ class _Async(Shared):
         No rank waits in step() for one that is here.  Training may go on afterwards.  Collective: all ranks call it equally
         often."""
         self._tally_settle()
-        if self._tally_unsent:
-            self._tally_send()
+        self._tally_send()  # parameters may have changed without a whole step
         self._tally_land(wait=True)
         _operations.join()
         with torch.no_grad():
