@@ -556,6 +556,25 @@ static int gpus_map(struct tly_gpus *g, uint32_t place, const struct tly_gpus_of
     return err;
 }
 
+/* Have a kernel add the group's nonces through the mappings, so a driver that refuses kernels shows it before an operation does. */
+static int gpus_try_sum(struct tly_gpus *g)
+{
+    const struct tly_reduction how = {.dtype = TALLY_UINT64, .op = TALLY_SUM, .prescale = 1, .postscale = 1};
+    const void *in[TLY_GPUS_EACH];
+    uint8_t *staged = gpus_staging(g->own, 0);
+    uint64_t sum = 0, found;
+    struct tly_mark *mark;
+    for (uint32_t i = 0; i < g->each; i++) {
+        in[i] = g->mapped[i];
+        sum += tly_gpus_start(g->local, g->group * g->each + i)->offer.nonce;
+    }
+    int err = tly_device_sum(g->device, gpus_lane_of(TLY_STEP_SUM), &how, (int)g->each, in, staged, 1, &mark);
+    if (!err)
+        err = gpus_wait_for(g, mark);
+    memcpy(&found, staged, sizeof found);
+    return err || found == sum ? err : tly_fail(EIO, "a sum on the GPU is wrong");
+}
+
 int tly_gpus_accept(struct tly_local *l)
 {
     struct tly_gpus *g = l->gpus;
@@ -569,7 +588,7 @@ int tly_gpus_accept(struct tly_local *l)
     }
     for (uint32_t i = 0; i < g->each && !err; i++)
         err = gpus_map(g, i, &tly_gpus_start(l, g->group * g->each + i)->offer);
-    return err;
+    return err ? err : gpus_try_sum(g);
 }
 
 int tly_gpus_begin(struct tly_local *l)

@@ -49,7 +49,7 @@ struct tly_gpus_start *tly_gpus_start(struct tly_local *l, uint32_t rank);
 const char *tly_gpus_address(const struct tly_local *l, uint32_t rank);
 /* Have a buffer on the GPU of this thread's context.  -errno, with a sentence. */
 int tly_gpus_offer(struct tly_local *l, const struct tly_gpus_choice *choice, struct tly_gpus_offer *out);
-/* Map the group's buffers, and read the nonce through each mapping.  All ranks have offered. */
+/* Map the group's buffers, read the nonce through each mapping, and have a kernel add the nonces.  All ranks have offered. */
 int tly_gpus_accept(struct tly_local *l);
 /* All ranks could: operations may come. */
 int tly_gpus_begin(struct tly_local *l);
