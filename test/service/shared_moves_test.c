@@ -661,6 +661,42 @@ static void test_given_up(void **state)
     raw_until(&raw.rank[2].verdicts, 1); /* it was not created */
 }
 
+/* --- creates that lose their service ------------------------------------------------------------- */
+
+static struct tly_frame raw_create(int rank, int type, uint32_t offset)
+{
+    struct tly_frame f = raw_word(type, 5);
+    f.kind = TALLY_SHARED_CREATE;
+    f.count = 5;
+    f.rank = (uint32_t)rank;
+    f.offset = offset;
+    return f;
+}
+
+/* Rank 1 has half of the part, rank 2 nothing: the rest comes from rank 0, and the half from rank 1 before that. */
+static void test_create_resumed(void **state)
+{
+    for (int i = 0; i < RANKS; i++) {
+        have(i, 5, 0, 0);
+        raw_post(i, raw_create(i, TLY_HAVE, i == 1 ? BYTES / 2 : 0), NULL, 0);
+        done(i, 5);
+    }
+    raw_until(&raw.rank[1].finals, 1);
+    for (size_t i = 0; i < BYTES / sizeof *raw_data; i++)
+        raw_data[i] = 3;
+    struct tly_frame f = raw_create(1, TLY_FINAL, 0);
+    f.flags = TLY_LAST;
+    raw_post(1, f, raw_data, BYTES / 2);
+    raw_settle(1);
+    raw_until(&raw.rank[0].again, 1);
+    assert_int_equal(raw.rank[0].again_from, BYTES / 2);
+    f = raw_create(0, TLY_PUSH, BYTES / 2);
+    f.flags = TLY_LAST | TLY_RESUMED;
+    raw_post(0, f, raw_data, BYTES / 2);
+    raw_until(&raw.rank[1].results, 1);
+    expect(2, 1, 3);
+}
+
 /* Parts for which there is no memory are refused by each operation, not waited for. */
 static void test_no_memory(void **state)
 {
@@ -808,6 +844,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_giver_breaks, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_giver_leaves, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_given_up, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_resumed, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_wild, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_random, raw_set_up, raw_tear_down),
