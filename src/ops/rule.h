@@ -46,6 +46,7 @@ struct tly_rule {
     bool borrows; /* inputs may be read in their ranks' memory: nothing of them outlives the sum */
     bool offers;  /* a push may be an offer, which is fetched once all have come, and may answer a probe */
     bool carried; /* one rank of a machine may push for all of them */
+    bool keeps;   /* advance() keeps the result beyond the round, and needs all of it */
 
     /* What is wrong with the frame's type and size among these ranks, as a static text; NULL: nothing. */
     const char *(*check)(const struct tly_frame *f, const struct tly_members *who);

@@ -168,7 +168,7 @@ void tly_progress(struct tly_job *job, struct tly_round *r)
     /* Less than a fragment is not worth a frame.  A restored round may be ahead of its inputs. */
     if (!whole && (to <= r->summed || to - r->summed < job->fragment_bytes))
         return;
-    if (whole && r->rule->tell && !r->had)
+    if (whole && r->rule->tell && (!r->had || tly_round_is_kept(r)))
         r->rule->tell(job, r);
     if (r->complete || progress_must_wait(job, r))
         return;

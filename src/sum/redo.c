@@ -2,7 +2,8 @@
  *
  * A rank says of each part that it has in doubt how much of the result has landed (HAVE), then that this was all (DONE).
  * When all ranks have pushed or said something of a round, H is the most that any of them has.  The result is summed from
- * H on, from what the ranks push from there; up to H it comes from the lowest rank that has it, if another lacks it.
+ * H on, from what the ranks push from there; up to H it comes from the lowest rank that has it, if another lacks it, or if
+ * the service is to keep the result.
  *
  * A rank has nothing to say of a round that it knows to be stable, or has not begun.  If another has some of the result
  * all had begun the round; so once the first has said that this was all, the round is stable. */
@@ -80,6 +81,7 @@ static void redo_resolve(struct tly_job *job, struct tly_round *r)
             a->sent = r->slots[i].whole || r->slots[i].have > length ? length : r->slots[i].have;
         lacked |= tly_slot_has_come(&r->slots[i]) && a->sent < r->base && a->sent < length;
     }
+    lacked |= tly_round_is_kept(r);
     if (r->base) { /* a result of its own, and not over an input that need not be here */
         if (job->restore_waits ||
             !tly_memory_take_result(job, r)) { /* again with the next tick, the oldest first */

@@ -673,12 +673,12 @@ static struct tly_frame raw_create(int rank, int type, uint32_t offset)
     return f;
 }
 
-/* Rank 1 has half of the part, rank 2 nothing: the rest comes from rank 0, and the half from rank 1 before that. */
-static void test_create_resumed(void **state)
+/* Rank 1 has half of the part, and rank 2 so many bytes.  Rank 0 gives the rest, and rank 1 its half before that. */
+static void resume_create(uint32_t more)
 {
     for (int i = 0; i < RANKS; i++) {
         have(i, 5, 0, 0);
-        raw_post(i, raw_create(i, TLY_HAVE, i == 1 ? BYTES / 2 : 0), NULL, 0);
+        raw_post(i, raw_create(i, TLY_HAVE, i == 0 ? 0 : i == 1 ? BYTES / 2 : more), NULL, 0);
         done(i, 5);
     }
     raw_until(&raw.rank[1].finals, 1);
@@ -693,8 +693,30 @@ static void test_create_resumed(void **state)
     f = raw_create(0, TLY_PUSH, BYTES / 2);
     f.flags = TLY_LAST | TLY_RESUMED;
     raw_post(0, f, raw_data, BYTES / 2);
+}
+
+/* The service keeps all of the part. */
+static void expect_created(void)
+{
     raw_until(&raw.rank[1].results, 1);
-    expect(2, 1, 3);
+    raw_until(&raw.rank[2].results, 1);
+    push(2, 1, 5, 1);
+    expect(2, 2, 4);
+    read_part(0, 1, 5);
+    expect(0, 2, 4); /* the first has been that of the create */
+}
+
+static void test_create_resumed(void **state)
+{
+    resume_create(0);
+    expect_created();
+}
+
+/* No rank lacks the beginning, but the service does. */
+static void test_create_half_there(void **state)
+{
+    resume_create(BYTES / 2);
+    expect_created();
 }
 
 /* Parts for which there is no memory are refused by each operation, not waited for. */
@@ -845,6 +867,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_giver_leaves, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_given_up, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_resumed, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_half_there, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_wild, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_random, raw_set_up, raw_tear_down),

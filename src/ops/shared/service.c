@@ -56,17 +56,19 @@ static void create_tell(struct tly_job *job, struct tly_round *r)
         shared_has_no_memory(job, r, "");
 }
 
+/* Ranks may have had [0, from) from another service.  It is in the result as well. */
 static void create_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
 {
     struct tly_kept *s = tly_kept_find(job, &r->head);
     tly_root_advance(job, r, from, to);
     if (s && s->state == KEPT_HELD && s->length == r->head.length)
-        memcpy(s->values + from, r->result + from, to - from);
+        memcpy(s->values, r->result, to);
 }
 
 const struct tly_rule tly_rule_shared_create = {
     .name = "shared_create",
     .givers = TLY_ROOT_GIVES,
+    .keeps = true,
     .check = create_check,
     .length = tly_root_length,
     .place = tly_root_place,
