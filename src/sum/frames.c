@@ -365,6 +365,8 @@ int tly_frames_frame(void *user, struct tly_link *l, const struct tly_frame *f, 
             frames_on_mark(p, r, f, data);
         else if (r)
             tly_round_cancel(p, r);
+        if (!(f->flags & TLY_MARK))
+            tly_regain_cancelled(p, f);
         break;
     case TLY_STATUS:
         r = f->flags & TLY_REQUEST ? tly_store_find(job, f) : NULL;

@@ -9,8 +9,8 @@
  *
  * A few parts are asked for at a time, so what the rank has to send stays short.
  *
- * A rank that says DONE without naming a part has given it up.  The part goes once all ranks have.  A rank that has left counts
- * as one that has said everything. */
+ * A rank that says DONE without naming a part has given it up.  So has one whose create has failed (CANCEL).  The part goes once
+ * all ranks have given it up.  A rank that has left counts as one that has said everything. */
 #include "sum/regain.h"
 
 #include <errno.h>
@@ -89,6 +89,21 @@ static void regain_look(struct tly_job *job)
 
 /* --- what ranks say ------------------------------------------------------------------------------ */
 
+/* False: it has already. */
+static bool regain_give_up(struct tly_kept *s, uint32_t rank)
+{
+    bool first = !s->rank[rank].gave_up;
+    s->rank[rank].gave_up = true;
+    s->given_up += first;
+    return first;
+}
+
+static void regain_take_up(struct tly_kept *s, uint32_t rank)
+{
+    s->given_up -= s->rank[rank].gave_up;
+    s->rank[rank].gave_up = false;
+}
+
 static const char *regain_malformed(const struct tly_job *job, const struct tly_session *p,
                                     const struct tly_frame *f)
 {
@@ -160,9 +175,8 @@ int tly_regain_have(struct tly_session *p, const struct tly_frame *f, const void
     *why = "a version of a shared tensor that no service has given";
     if (s->state == KEPT_GATHERS && had.epoch == f->epoch)
         return -EPROTO;
+    regain_take_up(s, p->rank);
     rank->named = true;
-    s->given_up -= rank->gave_up;
-    rank->gave_up = false;
     rank->had = had;
     return 0;
 }
@@ -198,15 +212,20 @@ void tly_regain_done(struct tly_session *p, uint32_t epoch)
         struct tly_kept_rank *rank = &s->rank[p->rank];
         if (s->version.epoch > epoch)
             continue; /* it may come back to this rank later */
-        if (!rank->named && !rank->gave_up) {
-            rank->gave_up = any = true;
-            s->given_up++;
-        }
+        if (!rank->named)
+            any |= regain_give_up(s, p->rank);
         rank->named = false;
     }
     if (any)
         regain_drop_given_up(job);
     regain_look(job);
+}
+
+void tly_regain_cancelled(struct tly_session *p, const struct tly_frame *f)
+{
+    struct tly_kept *s = tly_kept_find(p->job, f);
+    if (s && s->created == f->round && regain_give_up(s, p->rank))
+        regain_drop_given_up(p->job);
 }
 
 /* --- the values ---------------------------------------------------------------------------------- */
@@ -256,7 +275,12 @@ void tly_regain_detach(struct tly_session *p)
 void tly_regain_left(struct tly_job *job, uint32_t rank)
 {
     struct tly_kept *s;
-    tly_map_each(&job->kept, s) if (s->giver == rank) tly_kept_forget_giver(job, s);
+    tly_map_each(&job->kept, s)
+    {
+        regain_take_up(s, rank); /* the others do not wait for it */
+        if (s->giver == rank)
+            tly_kept_forget_giver(job, s);
+    }
     regain_drop_given_up(job);
     regain_look(job);
 }

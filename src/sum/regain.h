@@ -13,6 +13,8 @@ struct tly_session;
 int tly_regain_have(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why);
 /* DONE: its rank has named all parts that are here, in this epoch. */
 void tly_regain_done(struct tly_session *p, uint32_t epoch);
+/* CANCEL: if it is of the part's create, that has failed, and its rank gives the part up. */
+void tly_regain_cancelled(struct tly_session *p, const struct tly_frame *f);
 /* FINAL of kind TLY_KEPT: a fragment of the values.  -EPROTO: *why. */
 int tly_regain_final(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why);
 /* The rank's connection has ended: it says all that again over the next one. */

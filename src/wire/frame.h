@@ -62,7 +62,8 @@ enum tly_frame_type {
     TLY_RESULT,  /* service -> worker */
     TLY_SPEC,    /* home -> worker: tell your spec; back: its text */
     TLY_VERDICT, /* home -> worker: this round fails with this sentence; key 0: the job does */
-    TLY_CANCEL, /* worker -> service: forget my push of this part; MARK: to home, fail the round with this reason */
+    TLY_CANCEL, /* worker -> service: forget my push of this part, and what a create that has failed has left of it; MARK: to
+                 * home, fail the round with this reason */
     TLY_AGAIN, /* service -> worker: push this part again from an offset; MARK: send the result up to there (FINAL) */
     TLY_HAVE, /* worker -> service: so much of this part's result has landed; LAST: all, MARK: a verdict; of a kept part: which
                * version the worker holds; back: version and counts of the values that follow */

@@ -322,6 +322,39 @@ static void test_memory(void **state)
         .ranks = 2, .main = run_short, .arg = b, .settings = {"TALLY_PART_BYTES=64K", "TALLY_MEMORY=2M"}});
 }
 
+/* One service has room for its parts and another one has none: the create fails, and leaves nothing where there is room. */
+static int run_uneven(int rank, void *arg)
+{
+    tally_comm *c = job_open();
+    enum { BIG = 380000, SMALL = 20000, CREATES = 12 };
+    int64_t *x = shared_first(BIG);
+    char name[8];
+    tally_op *op;
+    for (int i = 0; i < CREATES; i++) {
+        snprintf(name, sizeof name, "big%d", i);
+        CHECK(tally_shared_create(c, name, x, BIG, TALLY_INT64, 0, NULL, &op) == 0);
+        CHECK(tally_op_wait(op, -1) == -ENOMEM);
+        CHECK_HOLDS(tally_op_error(op), "(TALLY_MEMORY)");
+        tally_op_free(op);
+        job_barrier(c);
+    }
+    shared_create(c, "small", x, SMALL, TALLY_INT64, 0);
+    shared_add(c, "small", x);
+    job_barrier(c);
+    CHECK(tally_comm_close(c) == 0);
+    free(x);
+    return 0;
+}
+
+static void test_uneven(void **state)
+{
+    job_run(&(struct job){.ranks = 2,
+                          .tallyds = 1,
+                          .main = run_uneven,
+                          .tallyd_options = {"--memory", "1M"},
+                          .settings = {"TALLY_PART_BYTES=32K", "TALLY_MEMORY=8M", "TALLY_SPLIT=optimal"}});
+}
+
 /* Additions that wait fill the memory, and the one that they wait for finds some all the same. */
 static int run_full(int rank, void *arg)
 {
@@ -716,6 +749,7 @@ int main(void)
         cmocka_unit_test(test_leaver),
         cmocka_unit_test(test_warning),
         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_uneven),
         cmocka_unit_test(test_full),
         cmocka_unit_test(test_dropped),
         cmocka_unit_test(test_epochs),

@@ -217,9 +217,7 @@ void tly_follow_committed(void *comm, const struct tly_roster *roster)
         }
     }
     tly_moves_commit(c, anew);
-    int concerned =
-        tly_moves_any(c) ? c->services : c->machines; /* those that may have to take over something */
-    for (int i = 0; i < concerned; i++)
+    for (int i = 0; i < c->services; i++) /* any may take something over, or keep what is given up */
         if (c->peers[i].open)
             tly_doubt_say(&c->peers[i], 0);
     if (c->epochs.preparing)

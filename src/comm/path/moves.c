@@ -47,11 +47,6 @@ void tly_moves_enter(tally_comm *c, struct tly_replica *r)
     tly_list_append(before, &r->node);
 }
 
-bool tly_moves_any(const tally_comm *c)
-{
-    return !tly_list_empty(&c->replicas);
-}
-
 void tly_moves_promised(tally_comm *c, const struct tly_begun *b)
 {
     moves_each(c, r) if (r->key == b->key && r->round == b->round) r->awaited = true;

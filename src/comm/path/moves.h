@@ -14,8 +14,6 @@ struct tly_replica;
 
 /* The replica has its parts: it takes part in changes of owners until it is destroyed. */
 void tly_moves_enter(tally_comm *c, struct tly_replica *r);
-/* Is there any? */
-bool tly_moves_any(const tally_comm *c);
 /* Some rank has begun the round and has not ended it (COMMIT). */
 void tly_moves_promised(tally_comm *c, const struct tly_begun *b);
 /* COMMIT: parts whose service is gone, or has more than its share by now, get other owners.  anew: shares have changed. */

@@ -171,10 +171,11 @@ void tly_queue_cancel(tally_comm *c, struct tally_op *op)
 
 void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
 {
-    bool queued = false;
+    bool queued = false, create = op->call->kept && !op->call->apart;
     for (uint32_t i = 0; i < op->part_count; i++) {
         struct tly_part *p = &op->parts[i];
         struct tly_peer *peer = &c->peers[p->owner];
+        bool over = p->state == PART_LANDED || (p->index == 0 && !op->call->kept);
         queued |= p->state == PART_QUEUED;
         if (p->state == PART_ADMITTED)
             queue_retract(c, p);
@@ -182,8 +183,8 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
             tly_link_sink(peer->link, p);
             tly_link_detach(peer->link, p);
         }
-        /* At home the verdict is the answer; the others must be told. */
-        if (p->known && p->state != PART_LANDED && (p->index != 0 || op->call->kept) && peer->open)
+        /* At home the verdict is the answer; the others must be told.  Services keep what they have of a create. */
+        if (p->known && (create || !over) && peer->open)
             queue_cancel(c, p, NULL);
         tly_part_change(p, PART_IDLE);
     }
