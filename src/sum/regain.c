@@ -120,7 +120,7 @@ static const char *regain_malformed(const struct tly_job *job, const struct tly_
 
 static bool regain_fits(const struct tly_kept *s, const struct tly_frame *f)
 {
-    return s->length == f->length && s->dtype == f->dtype && s->staleness == f->op && s->created == f->round;
+    return s->length == f->length && s->dtype == f->dtype && s->staleness == f->op;
 }
 
 /* Is it a word of the rank that has been asked for the values? */
@@ -159,8 +159,12 @@ int tly_regain_have(struct tly_session *p, const struct tly_frame *f, const void
     *why = "a version of a shared tensor from the future";
     if (had.epoch > f->epoch || (f->payload && !had.epoch))
         return -EPROTO;
-    if (!s && !f->payload)
-        return 0; /* it is being created */
+    if (s && s->created < f->round) {
+        tly_kept_drop(job, s); /* an earlier create of that name, which has failed, has left it */
+        s = NULL;
+    }
+    if (s ? s->created > f->round : !f->payload)
+        return 0; /* its create has failed since, or has not ended yet */
     *why = "two sizes of one shared tensor";
     if (s && !regain_fits(s, f))
         return -EPROTO;
