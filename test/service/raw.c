@@ -46,7 +46,10 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
     r->granted = granted > r->granted ? granted : r->granted;
     r->results += whole;
     r->answers += f->type == TLY_STATUS && !f->key;
-    r->verdicts += f->type == TLY_VERDICT;
+    if (f->type == TLY_VERDICT) {
+        r->verdicts++;
+        r->verdict_err = (int)tly_read32(&reader);
+    }
     r->specs += f->type == TLY_SPEC;
     r->again += f->type == TLY_AGAIN && !(f->flags & TLY_MARK);
     r->finals += f->type == TLY_AGAIN && f->flags & TLY_MARK;

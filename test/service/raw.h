@@ -21,6 +21,7 @@ struct raw_rank {
     char why[200];
     int opened, closed;
     int answers, results, verdicts, specs; /* STATUS; of whole parts; ...; texts that were asked for */
+    int verdict_err;                       /* of the last of them */
     int again, finals, done;               /* AGAIN, with MARK, DONE */
     uint32_t again_from;                   /* the last of them */
     uint64_t asked[RAW_ASKED];             /* keys of the first of them, in their order */

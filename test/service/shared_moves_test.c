@@ -757,6 +757,7 @@ static void test_no_memory(void **state)
     f.length = RAW_PART;
     raw_post(0, f, NULL, 0);
     raw_until(&raw.rank[0].verdicts, 1);
+    assert_int_equal(raw.rank[0].verdict_err, ENOMEM);
 }
 
 /* What no rank says ends its connection, and the others go on. */
