@@ -332,9 +332,9 @@ void ends_deliver(const struct proxy *proxy, uint32_t largest)
         assert_int_equal(x.parcels[i].landed, 1);
         told |= x.parcels[i].told > 0;
     }
-    assert_true(ends_summed ? !told
-                            : told || proxy != &proxy_pieces ||
-                                  via->medium != &tly_tcp); /* nothing has landed before it is verified */
+    /* Nothing has landed before it is verified.  Inside a machine there are no checksums. */
+    assert_true(ends_summed ? !told || via->medium->inside
+                            : told || proxy != &proxy_pieces || via->medium != &tly_tcp);
     assert_int_equal(x.a.opened, 1);
     assert_int_equal(x.b.opened, 1);
     assert_int_equal(x.a.closed + x.b.closed, 0);
