@@ -195,17 +195,21 @@ static void progress_look_again(struct tly_job *job, struct tly_round *r)
         tly_progress(job, r);
 }
 
-/* The round has moved its rank's clock at a part of a shared tensor, and others' answers may wait for that. */
-static void progress_clock_moved(struct tly_job *job, const struct tly_round *r)
+void tly_progress_kept(struct tly_job *job, const struct tly_kept *s)
 {
-    const struct tly_kept *s = tly_kept_find(job, &r->head);
-    if (!s || !s->staleness)
-        return;
     for (uint32_t i = 0; i < job->ranks; i++)
         if (s->rank[i].open)
             progress_look_again(job, s->rank[i].open);
     if (job->dropped_slots)
         tly_memory_ask_again(job);
+}
+
+/* The round has moved its rank's clock at a part of a shared tensor, and others' answers may wait for that. */
+static void progress_clock_moved(struct tly_job *job, const struct tly_round *r)
+{
+    const struct tly_kept *s = tly_kept_find(job, &r->head);
+    if (s && s->staleness)
+        tly_progress_kept(job, s);
 }
 
 void tly_progress_landed(struct tly_session *p, struct tly_round *r, const struct tly_frame *f,

@@ -241,8 +241,8 @@ static void regain_hold(struct tly_job *job, struct tly_kept *s)
     tly_kept_read(job, s, s->coming);
     tly_kept_forget_giver(job, s);
     s->state = KEPT_HELD;
-    tly_progress_waiting(job);
-    tly_progress_waiting(job); /* the first turn has applied what had waited, and may have moved clocks */
+    tly_progress_kept(job, s);
+    tly_progress_kept(job, s); /* the first turn has applied what had waited, and may have moved clocks */
     regain_look(job);
 }
 

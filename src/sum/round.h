@@ -169,6 +169,8 @@ void tly_progress(struct tly_job *job, struct tly_round *r);
 void tly_progress_reached(struct tly_job *job, struct tly_round *r, uint32_t to);
 /* An offer has come, or a rank has joined or left: look at all rounds that wait. */
 void tly_progress_waiting(struct tly_job *job);
+/* The values of a part of a shared tensor have come, or a clock there has moved: look at its rounds that wait. */
+void tly_progress_kept(struct tly_job *job, const struct tly_kept *s);
 /* Memory may be there for copies that wait for it. */
 void tly_progress_copies(struct tly_job *job);
 /* The same for all rounds that wait for it. */
