@@ -362,11 +362,13 @@ TALLY_API int tally_probe(tally_comm *comm, uint32_t tag, const struct tally_opt
 /* Shared tensors, for asynchronous training: services keep parameters, to which each rank adds differences at its own pace.  No
  * rank waits for another, unless there is a bound.  Each addition is applied exactly once, also over connections that break.
  *
- * Create a shared tensor.  All ranks call it with the same name, count, type and staleness; rank 0's `values` count, and the other
- * ranks' are not read.  Types: float32, float64, int32, int64.  `staleness`: by how many additions a rank may be ahead of the slowest,
- * 1 to 255; 0: no bound.  Services keep the values until the communicator is closed, within TALLY_MEMORY; each rank has two copies.
- * If a tallyd that keeps values leaves the job, dies, or gets another share, other services take them over.  Where one has no memory
- * for that, operations of the tensor fail with -ENOMEM.  options->shape is compared; group and scale factors are not allowed.  -EEXIST: it has been created; -EBUSY; -EINVAL.  The operation fails with -ENOMEM if a service is short of memory. */
+ * Create a shared tensor.  All ranks call it with the same name, count, type and staleness; rank 0's `values` count, and the
+ * other ranks' are not read.  Types: float32, float64, int32, int64.  `staleness`: by how many additions a rank may be ahead of
+ * the slowest, 1 to 255; 0: no bound.  Services keep the values until the communicator is closed, within TALLY_MEMORY; each rank
+ * has two copies.  If a tallyd that keeps values leaves the job, dies, or gets another share, other services take them over.
+ * Where one has no memory for that, operations of the tensor fail with -ENOMEM.  options->shape is compared; group and scale
+ * factors are not allowed.  -EEXIST: it has been created; -EBUSY; -EINVAL.  The operation fails with -ENOMEM if a service is
+ * short of memory. */
 TALLY_API int tally_shared_create(tally_comm *comm, const char *name, const void *values, size_t count,
                                   enum tally_dtype dtype, uint32_t staleness,
                                   const struct tally_options *options, tally_op **op);

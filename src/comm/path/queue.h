@@ -12,9 +12,9 @@ struct tally_op;
 
 int tly_queue_part(tally_comm *c, struct tly_part *p);
 void tly_queue_admit(tally_comm *c);
-/* The part waits no longer in any queue, if it did, and its link does not read its input any more. */
 /* The part goes to another service, to which it came in epoch `came`: what the old one has of it is void. */
 void tly_queue_move(tally_comm *c, struct tly_part *p, uint16_t to, uint32_t came);
+/* The part waits no longer in any queue, if it did, and its link does not read its input any more. */
 void tly_queue_remove(struct tly_part *p);
 /* Take the parts of an operation that has failed out of all queues; tell services to forget them. */
 void tly_queue_withdraw(tally_comm *c, struct tally_op *op);
