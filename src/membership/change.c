@@ -441,20 +441,27 @@ static void change_take_back(struct tly_coordinator_member *m)
     m->entered = is_rank || known;
 }
 
-/* Nobody so far was in so new an epoch: what its member knows is what the coordinator knows. */
+/* A tallyd that left the split may be gone by now, and a guest comes again. */
+static void change_forget_idle(struct tly_roster *r)
+{
+    for (uint32_t i = r->machine_count; i < r->service_count; i++)
+        if (r->services[i].state == TLY_SERVICE_IDLE) {
+            r->services[i].state = TLY_SERVICE_GONE;
+            r->services[i].left = true;
+        }
+}
+
+/* Nobody so far was in so new an epoch: what its member knows is what the coordinator knows.  Ranks that are behind get the COMMIT that
+ * this member got, unless it has been invited to meet a guest since, whom they may not know. */
 static int change_take_newest(struct tly_coordinator *c, struct tly_roster *roster, uint32_t committed)
 {
     struct tly_writer w = {0};
     struct tly_roster settled = {0};
     uint32_t number =
         roster->epoch + 1000; /* those that were given and nobody remembers must not come again */
-    /* It may have been invited to meet a guest since.  A tallyd that left the split may be gone by now. */
+    if (roster->epoch != committed)
+        change_forget_idle(roster);
     roster->epoch = committed;
-    for (uint32_t i = roster->machine_count; i < roster->service_count; i++)
-        if (roster->services[i].state == TLY_SERVICE_IDLE) {
-            roster->services[i].state = TLY_SERVICE_GONE;
-            roster->services[i].left = true;
-        }
     for (uint32_t i = 0; i < c->roster.rank_count; i++)
         roster->ranks[i].left |= c->roster.ranks[i].left; /* who has said so to us */
     if (c->roster.rank_count)
@@ -470,6 +477,7 @@ static int change_take_newest(struct tly_coordinator *c, struct tly_roster *rost
         free(ids);
         return err;
     }
+    change_forget_idle(roster);
     free(c->host_id);
     tly_roster_finish(&c->settled);
     tly_roster_finish(&c->roster);

@@ -91,6 +91,7 @@ static void member_resume(struct tly_member *m)
 {
     struct tly_writer w = {0};
     m->away = false;
+    m->resumed = true;
     m->slow = (struct tly_slow){0};
     tly_member_write(&w, &m->info);
     tly_write64(&w, m->identity.incarnation);
@@ -189,6 +190,7 @@ static int member_commit(struct tly_member *m, const struct tly_frame *f, struct
     m->committed = m->roster.epoch;
     if (m->changed)
         m->changed(m->user, &m->roster);
+    m->resumed = false;
     return 0;
 }
 

@@ -53,6 +53,7 @@ struct tly_member {
     bool joining;    /* we have joined, and not all ranks have, */
     bool drained;    /* and nothing of ours is under way; the next coordinator must hear both too */
     bool lost;       /* it ended without a word */
+    bool resumed;    /* since the last COMMIT another coordinator has taken the job over */
     int error;       /* errno of what ended it */
     int64_t unheard; /* ns without news from the coordinator shortly before that; 0: nothing unusual */
     char sentence[TLY_SENTENCE];

@@ -1,12 +1,9 @@
 /* epoch_test.c - whole jobs whose tallyd die, stop, come late and leave while it runs.  The ranks notice nothing but the
  * time it takes: in every step every sum is the reference's, bit for bit. */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include "job.h"
@@ -371,32 +368,6 @@ static void test_stopped(void **state)
 
 /* --- the coordinator ------------------------------------------------------------------------------- */
 
-static pid_t start_coordinator(int port)
-{
-    char at[32];
-    snprintf(at, sizeof at, "127.0.0.1:%d", port);
-    fflush(NULL);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        const char *program = getenv("TEST_TALLYD");
-        execl(program ? program : "tallyd", "tallyd", "--coordinator", "--coord", at, (char *)NULL);
-        _exit(97);
-    }
-    struct sockaddr_in to = {.sin_family = AF_INET,
-                             .sin_port = htons((uint16_t)port),
-                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    for (int i = 0, there = 0; !there; i++) { /* or rank 0 would take its place */
-        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        there = connect(fd, (struct sockaddr *)&to, sizeof to) == 0;
-        close(fd);
-        assert_true(i < 20000);
-        job_sleep_ms(5);
-    }
-    return pid;
-}
-
 static void await_log(struct job *j, int index, const char *part)
 {
     for (int i = 0; !strstr(job_log(j, index), part); i++) {
@@ -419,7 +390,7 @@ static void test_coordinator_killed(void **state)
     struct board *b = new_board();
     struct job j = {.ranks = 3, .tallyds = 2, .main = train, .arg = b, .settings = SETTINGS};
     j.port = job_free_port();
-    pid_t coordinator = start_coordinator(j.port);
+    pid_t coordinator = job_start_coordinator(j.port);
     job_start(&j);
     /* This coordinator has no TALLY_SERVERS, so it starts the job without waiting for tallyd. */
     await_services(b, 5);
@@ -430,7 +401,7 @@ static void test_coordinator_killed(void **state)
         some_steps(b, 10);
         if (i == 1)
             kill_tallyd(&j, 0, SIGKILL); /* while there is nobody to say what becomes of it */
-        coordinator = start_coordinator(j.port);
+        coordinator = job_start_coordinator(j.port);
         if (i == 0)
             job_start_tallyd(&j, 2);
         await_services(b, i == 0 ? 6 : 5);
@@ -467,7 +438,7 @@ static void test_rank_leaves_without_coordinator(void **state)
     static const int machine[] = {0, 0, 1}; /* of rank 1 nobody needs a service */
     struct job j = {.ranks = 3, .main = leaves_unheard, .arg = b, .machine = machine, .settings = SETTINGS};
     j.port = job_free_port();
-    pid_t coordinator = start_coordinator(j.port);
+    pid_t coordinator = job_start_coordinator(j.port);
     job_start(&j);
     job_await(&b->stage, 1);
     lose_coordinator(&j, coordinator);
@@ -475,7 +446,7 @@ static void test_rank_leaves_without_coordinator(void **state)
     atomic_store(&b->stage, 2);
     job_await(&b->stage, 3);
     job_sleep_ms(100); /* and said goodbye */
-    coordinator = start_coordinator(j.port);
+    coordinator = job_start_coordinator(j.port);
     assert_int_equal(job_wait_rank(&j, 1), 0);
     job_sleep_ms(500); /* what there is to be said of it is said */
     atomic_store(&b->stage, 4);
@@ -514,7 +485,7 @@ static void test_rank_killed_without_coordinator(void **state)
     static const int machine[3] = {0};
     struct job j = {.ranks = 3, .main = goes_on_until_told, .arg = b, .machine = machine};
     j.port = job_free_port();
-    pid_t coordinator = start_coordinator(j.port);
+    pid_t coordinator = job_start_coordinator(j.port);
     job_start(&j);
     job_await(&b->stage, 1);
     lose_coordinator(&j, coordinator);
@@ -539,7 +510,7 @@ static void test_coordinator_serves_the_restarted_job(void **state)
                     .arg = b,
                     .settings = {"TALLY_PART_BYTES=16K", "TALLY_LOCAL=off", "TALLY_JOIN_TIMEOUT=60"}};
     j.port = job_free_port();
-    pid_t coordinator = start_coordinator(j.port);
+    pid_t coordinator = job_start_coordinator(j.port);
     job_start(&j);
     for (int i = 0; i < 3; i++) {
         some_steps(b, 2);

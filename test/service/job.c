@@ -266,6 +266,32 @@ void job_start(struct job *j)
         job_start_rank(j, i);
 }
 
+pid_t job_start_coordinator(int port)
+{
+    char at[32];
+    snprintf(at, sizeof at, "127.0.0.1:%d", port);
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        const char *program = getenv("TEST_TALLYD");
+        execl(program ? program : "tallyd", "tallyd", "--coordinator", "--coord", at, (char *)NULL);
+        _exit(97);
+    }
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)port),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    for (int i = 0, there = 0; !there; i++) { /* or rank 0 would take its place */
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        there = connect(fd, (struct sockaddr *)&to, sizeof to) == 0;
+        close(fd);
+        assert_true(i < 20000);
+        job_sleep_ms(5);
+    }
+    return pid;
+}
+
 /* --- ending -------------------------------------------------------------------------------------- */
 
 const char *job_log(const struct job *j, int index)

@@ -56,6 +56,8 @@ int job_free_port(void);
 void job_start(struct job *j);
 void job_start_rank(struct job *j, int rank);
 void job_start_tallyd(struct job *j, int index);
+/* A coordinator in a process of its own, which ends with the test program.  It listens once this returns. */
+pid_t job_start_coordinator(int port);
 
 /* Wait for all ranks and tallyd that still run; all of them must have ended well. */
 void job_finish(struct job *j);

@@ -108,6 +108,7 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
             follow_put_out(&c->peers[i]);
     for (const struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         count++;
+    count += tly_moves_prepare(c, NULL);
     struct tly_begun *begun = malloc((count + 1) * sizeof *begun);
     if (!begun) {
         tly_comm_fail(c, ENOMEM, "out of memory");
@@ -118,6 +119,7 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
     for (const struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         if (!op->call->apart)
             begun[count++] = (struct tly_begun){op->key, op->round, op->epoch->number};
+    count += tly_moves_prepare(c, begun + count);
     tly_member_begun(&c->member, next->epoch, begun, count);
     free(begun);
     tly_epoch_met(c);

@@ -19,8 +19,9 @@ struct tly_replica {
     uint64_t key, count;
     uint32_t round, epoch; /* of the create */
     uint8_t dtype, staleness;
-    bool whole;          /* the create has ended here */
-    bool awaited;        /* with the COMMIT under way: it has not ended on all ranks */
+    bool whole;      /* the create has ended here */
+    bool awaited;    /* with the COMMIT under way: it has not ended on all ranks */
+    uint32_t stayed; /* number of the epoch whose COMMIT listed the create, so no part moved; 0: none yet */
     struct tally_op *op; /* borrowed: in flight; or NULL */
     int newest;          /* the buffer that has the last whole values; values land in the other one */
     uint8_t *buffer[2];  /* owned */

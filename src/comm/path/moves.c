@@ -6,7 +6,11 @@
  * connection it says the same again.  The service's side is sum/regain.c.
  *
  * All parts of all shared tensors are shared out together.  A tensor whose create is in flight on some rank stays with the split of
- * its create: there a lost service has a substitute (epoch.c). */
+ * its create: there a lost service has a substitute (epoch.c).
+ *
+ * Ranks deal alike, because COMMIT lists the same creates for all.  If its coordinator dies before all have it, the next one gives
+ * it to the others, and must list the same.  So to another coordinator a rank also names the creates that the last COMMIT listed,
+ * and which have ended since. */
 #include "comm/path/moves.h"
 
 #include <errno.h>
@@ -45,6 +49,23 @@ void tly_moves_enter(tally_comm *c, struct tly_replica *r)
         break;
     }
     tly_list_append(before, &r->node);
+    if (r->epoch < c->epoch->number) /* the newest COMMIT has promised the create */
+        r->stayed = c->epoch->number;
+}
+
+size_t tly_moves_prepare(tally_comm *c, struct tly_begun *begun)
+{
+    size_t count = 0;
+    moves_each(c, r)
+    {
+        r->awaited = false; /* from a COMMIT that has not come whole */
+        if (!c->member.resumed || !r->whole || r->stayed != c->epoch->number)
+            continue;
+        if (begun)
+            begun[count] = (struct tly_begun){r->key, r->round, r->epoch};
+        count++;
+    }
+    return count;
 }
 
 void tly_moves_promised(tally_comm *c, const struct tly_begun *b)
@@ -116,6 +137,7 @@ void tly_moves_commit(tally_comm *c, bool anew)
         for (uint32_t i = 0; i < r->part_count && !moves_is_created(r); i++)
             if (moves_is_gone(c, r->parts[i].owner))
                 moves_move(c, r, i, tly_epoch_substitute(c, r->key, i), &moved);
+        r->stayed = r->awaited ? c->epoch->number : r->stayed;
         r->awaited = false;
     }
     if (moved)

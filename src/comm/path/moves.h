@@ -3,6 +3,7 @@
 #define TLY_COMM_MOVES_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "tally/tally.h"
 
@@ -14,6 +15,9 @@ struct tly_replica;
 
 /* The replica has its parts: it takes part in changes of owners until it is destroyed. */
 void tly_moves_enter(tally_comm *c, struct tly_replica *r);
+/* PREPARE: the creates that have ended here and that COMMIT must list all the same.  begun: room for them; NULL: only count them.
+ * Returns their number. */
+size_t tly_moves_prepare(tally_comm *c, struct tly_begun *begun);
 /* Some rank has begun the round and has not ended it (COMMIT). */
 void tly_moves_promised(tally_comm *c, const struct tly_begun *b);
 /* COMMIT: parts whose service is gone, or has more than its share by now, get other owners.  anew: shares have changed. */
