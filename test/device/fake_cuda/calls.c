@@ -176,7 +176,10 @@ EXPORT uint64_t fake_cuda_moved(int from, int to)
 
 EXPORT int fake_cuda_calls(void)
 {
-    return failing.seen;
+    pthread_mutex_lock(&fake_lock);
+    int seen = failing.seen;
+    pthread_mutex_unlock(&fake_lock);
+    return seen;
 }
 
 EXPORT int fake_cuda_left(void)
