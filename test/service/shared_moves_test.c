@@ -667,16 +667,17 @@ static void test_earlier_create(void **state)
     uint8_t version[TLY_VERSION_BYTES];
     tly_version_put(version, &(struct tly_version){2, 0});
     arrive(0, 3, none);
+    raw_settle(0);
     for (int i = 0; i < RANKS; i++) {
-        struct tly_frame f = raw_word(TLY_HAVE, 5);
+        struct tly_frame f = raw_word(TLY_HAVE, 6);
         f.round = 2;
         raw_post(i, f, version, sizeof version);
         have(i, 5, 2, 4);
-        done(i, 5);
+        done(i, 6);
     }
     raw_until(&raw.rank[0].finals, 2);
-    give(0, 5, 7, none);
-    read_part(1, 3, 5);
+    give(0, 6, 7, none);
+    read_part(1, 3, 6);
     expect(1, 1, 7);
 }
 
