@@ -144,7 +144,7 @@ static void jobs_without_groups(void **state)
 
 /* --- the topology ------------------------------------------------------------------------------------------ */
 
-/* Where a rank's GPU is, if not in its place on the bus.  Each rank sees its own GPU alone, as number 0. */
+/* Where a rank's GPU is on the bus; NULL: the rank opens without a context.  Each rank sees its own GPU alone, as number 0. */
 static int sum_on_hidden_gpus(int rank, void *arg)
 {
     const char *const *address = arg;
@@ -152,12 +152,18 @@ static int sum_on_hidden_gpus(int rank, void *arg)
          own[2] = {'0' + rank};
     struct tensor x;
     struct gpu g;
+    void *context;
     tally_op *op;
     for (int i = 0; i < 4; i++)
-        snprintf(words + strlen(words), sizeof words - strlen(words), " pci=%d:%s", i, address[i]);
+        if (address[i])
+            snprintf(words + strlen(words), sizeof words - strlen(words), " pci=%d:%s", i, address[i]);
     setenv("CUDA_VISIBLE_DEVICES", own, 1);
     open_gpu(&g, 0, words);
+    if (!address[rank])
+        CHECK(cuCtxPopCurrent_v2(&context) == 0);
     tally_comm *c = job_open();
+    if (!address[rank])
+        CHECK(cuCtxPushCurrent_v2(context) == 0);
     struct tally_options o = on_gpu(&g);
     make(&x, 3 * SLOT);
     memset(x.host, 1 + rank, x.bytes);
@@ -191,6 +197,12 @@ static void groups_are_those_of_the_topology(void **state)
         {{"0000:03:00.0", "0000:04:00.0", "0000:05:00.0", "0001:06:00.0"},
          pcie,
          "GPUs one by one (GPU 0001:06:00.0 is not to be seen)"},
+        {{"0000:03:00.0", NULL, "0000:05:00.0", NULL},
+         pcie,
+         "GPUs one by one (rank 1 had no CUDA context when the job started)"},
+        {{NULL, "0000:04:00.0", "0000:05:00.0", "0000:06:00.0"},
+         pcie,
+         "GPUs one by one (rank 0 had no CUDA context when the job started)"},
         {{"0000:03:00.0", "0000:04:00.0", "0000:05:00.0", "0000:06:00.0"},
          "TALLY_TOPO=/nothing.xml",
          "GPUs one by one (cannot open /nothing.xml: "}};

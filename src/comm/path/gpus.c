@@ -111,12 +111,33 @@ static bool gpus_are_declared(const tally_comm *c, struct tly_gpus_choice *out)
     return false;
 }
 
+/* How many of the machine's ranks have a GPU, and the first one that has none (0: all have). */
+static int gpus_count(const tally_comm *c, int *without)
+{
+    int count = 0;
+    *without = 0;
+    for (int i = c->local_size - 1; i >= 0; i--)
+        if (tly_gpus_address(c->local, (uint32_t)i)[0])
+            count++;
+        else
+            *without = i;
+    return count;
+}
+
 /* The first rank's choice.  -errno: the job fails. */
 static int gpus_choose(tally_comm *c, struct tly_gpus_choice *out)
 {
     struct tly_gpus_start *first = tly_gpus_start(c->local, 0);
+    int without;
     if (c->local_rank == 0) {
-        tly_topology_choose(c, &first->choice);
+        if (gpus_count(c, &without) == c->local_size) {
+            tly_topology_choose(c, &first->choice);
+        } else {
+            first->choice = (struct tly_gpus_choice){.each = 1};
+            snprintf(first->choice.why, sizeof first->choice.why,
+                     "rank %u had no CUDA context when the job started",
+                     tly_watched_neighbours(&c->watched)[without]);
+        }
         atomic_store_explicit(&first->step, TLY_GPUS_CHOSEN, memory_order_release);
     }
     int err = gpus_await(c, 0, TLY_GPUS_CHOSEN);
@@ -124,19 +145,13 @@ static int gpus_choose(tally_comm *c, struct tly_gpus_choice *out)
     return err;
 }
 
-static bool gpus_has_each(const tally_comm *c)
-{
-    for (int i = 0; i < c->local_size; i++)
-        if (!tly_gpus_address(c->local, (uint32_t)i)[0])
-            return false;
-    return c->local_size > 1;
-}
-
 int tly_gpus_agree(tally_comm *c)
 {
     const bool declared = c->params.gpu_group > 1;
     struct tly_gpus_choice choice;
-    if (c->params.gpu_group == 1 || (!declared && !(c->local && gpus_has_each(c))))
+    int without;
+    if (c->params.gpu_group == 1 ||
+        (!declared && !(c->local && c->local_size > 1 && gpus_count(c, &without) > 0)))
         return 0;
     if (!c->local_has_all && !tly_teams_push(&c->teams)) {
         tly_log(
