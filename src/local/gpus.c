@@ -2,7 +2,8 @@
  *
  * Each kind of step (device/order.h) has a stream and a thread, which waits for the first step that is under way.  When that has
  * ended, the thread writes it on the rank's board and wakes the other ranks.  Steps begin in a turn of the engine.  A failure of
- * the GPU ends the job.
+ * the GPU ends the job.  A GPU hangs if a step that must end has not ended after HANGS_S.  Then the threads that wait for it, and
+ * all that it may use, stay with the process.
  *
  * `lock` guards all but what is fixed once begun; it is taken under the engine's. */
 #include "local/gpus.h"
@@ -12,15 +13,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/thread.h"
 #include "local/process.h"
 #include "local/work.h"
 
 enum {
     UNDER_WAY = 4,     /* steps of a kind */
+    HANGS_S = 3,       /* longest wait for a step; less than a silent rank is given */
     SETTLE_MS = 10000, /* longest wait for ranks without the results of this rank's pieces */
     LEAVE_MS = 1000,   /* the same for ranks that still map this rank's buffer */
     BLOCK = 16 << 10,  /* bytes of a result that the host sums at once */
@@ -39,7 +43,7 @@ struct gpus_lane {
     } flight[UNDER_WAY]; /* in the stream's order, from `first` on, around */
     unsigned first, count;
     pthread_t thread;
-    bool started;
+    bool started, waiting; /* waiting: the thread is in the driver */
 };
 
 struct tly_gpus {
@@ -56,6 +60,7 @@ struct tly_gpus {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a lane has a flight, or one less, or is to end */
     bool stopped, ending;
+    bool hangs; /* the threads that wait for the GPU use nothing but this structure any more */
     struct tly_order order;
     struct {
         struct tly_gpus_piece of;
@@ -245,16 +250,20 @@ static void *gpus_wait(void *arg)
     struct gpus_lane *lane = arg;
     struct tly_gpus *g = lane->gpus;
     pthread_mutex_lock(&g->lock);
-    while (lane->count || !g->ending) {
+    while (!g->hangs && (lane->count || !g->ending)) {
         if (!lane->count) {
             pthread_cond_wait(&g->changed, &g->lock);
             continue;
         }
         struct tly_mark *mark = lane->flight[lane->first].mark;
         uint64_t piece = lane->flight[lane->first].piece;
+        lane->waiting = true;
         pthread_mutex_unlock(&g->lock);
         int err = gpus_wait_for(g, mark);
         pthread_mutex_lock(&g->lock);
+        lane->waiting = false;
+        if (g->hangs)
+            break;
         lane->first = (lane->first + 1) % UNDER_WAY;
         lane->count--;
         if (err)
@@ -427,24 +436,38 @@ bool tly_gpus_post(struct tly_local *l, const struct tly_gpus_piece *p)
     return posted;
 }
 
-/* Is some step of the round under way that writes, or reads the host? */
+/* Is some step of the round under way that writes, or reads the host?  NULL: of any round. */
 static bool gpus_moves(const struct tly_gpus *g, const struct tly_local_round *r)
 {
     for (int step = TLY_STEP_SUM; step < TLY_STEPS; step++) {
         const struct gpus_lane *lane = &g->lane[step];
         for (unsigned i = 0; i < lane->count; i++)
-            if (g->piece[gpus_slot(lane->flight[(lane->first + i) % UNDER_WAY].piece)].of.round == r)
+            if (!r || g->piece[gpus_slot(lane->flight[(lane->first + i) % UNDER_WAY].piece)].of.round == r)
                 return true;
     }
     return false;
+}
+
+/* Wait until such steps have ended, or the GPU hangs. */
+static void gpus_await_steps(struct tly_gpus *g, const struct tly_local_round *r)
+{
+    const int64_t until = tly_now() + HANGS_S * TLY_SEC;
+    const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    while (!g->hangs && gpus_moves(g, r)) {
+        if (pthread_cond_timedwait(&g->changed, &g->lock, &at) != ETIMEDOUT || !gpus_moves(g, r))
+            continue;
+        g->hangs = true;
+        gpus_break(g, tly_device_give_up(g->device, HANGS_S));
+        tly_warn("comm", "%s", tly_error());
+        pthread_cond_broadcast(&g->changed);
+    }
 }
 
 void tly_gpus_forget(const struct tly_local *l, const struct tly_local_round *r)
 {
     struct tly_gpus *g = l->gpus;
     pthread_mutex_lock(&g->lock);
-    while (gpus_moves(g, r))
-        pthread_cond_wait(&g->changed, &g->lock);
+    gpus_await_steps(g, r);
     for (size_t slot = 0; slot < TLY_ORDER_SLOTS; slot++)
         if (g->piece[slot].of.round == r)
             g->piece[slot].of.round = NULL;
@@ -506,11 +529,15 @@ const char *tly_gpus_address(const struct tly_local *l, uint32_t rank)
 int tly_gpus_offer(struct tly_local *l, const struct tly_gpus_choice *choice, struct tly_gpus_offer *out)
 {
     struct tly_gpus *g = calloc(1, sizeof *g);
+    pthread_condattr_t monotonic;
     int number;
     if (!g)
         return tly_fail(ENOMEM, "out of memory");
     pthread_mutex_init(&g->lock, NULL);
-    pthread_cond_init(&g->changed, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&g->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     g->local = l;
     g->each = choice->each;
     g->group = l->me / g->each;
@@ -619,9 +646,7 @@ void tly_gpus_stop(struct tly_local *l)
         return;
     pthread_mutex_lock(&g->lock);
     g->stopped = true;
-    for (int step = TLY_STEP_SUM; step < TLY_STEPS; step++)
-        while (g->lane[step].count)
-            pthread_cond_wait(&g->changed, &g->lock);
+    gpus_await_steps(g, NULL);
     if (!atomic_load(&l->own->gpus.end))
         atomic_store(&l->own->gpus.end, TLY_GPUS_STOPPED);
     pthread_mutex_unlock(&g->lock);
@@ -685,19 +710,59 @@ static bool gpus_await(const struct tly_gpus *g, bool (*is)(const struct tly_gpu
     return is(g);
 }
 
+/* Wait until the GPU has read all inputs.  Their streams may be held for ever, so not for long. */
+static void gpus_await_inputs(struct tly_gpus *g)
+{
+    const int64_t until = tly_now() + HANGS_S * TLY_SEC;
+    const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    while (!g->hangs && g->lane[TLY_STEP_IN].count) {
+        if (pthread_cond_timedwait(&g->changed, &g->lock, &at) != ETIMEDOUT || !g->lane[TLY_STEP_IN].count)
+            continue;
+        g->hangs = true;
+        tly_warn("comm",
+                 "a GPU has not read an input for %d s; the memory of its group stays with this process",
+                 HANGS_S);
+    }
+}
+
+/* End the lanes' threads.  False: some stay in the driver. */
+static bool gpus_end_lanes(struct tly_gpus *g)
+{
+    bool stays[TLY_STEPS], hangs;
+    pthread_mutex_lock(&g->lock);
+    gpus_await_inputs(g);
+    g->ending = true;
+    hangs = g->hangs;
+    for (int i = 0; i < TLY_STEPS; i++)
+        stays[i] = hangs && g->lane[i].waiting;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+    for (int i = 0; i < TLY_STEPS; i++)
+        if (g->lane[i].started && stays[i])
+            pthread_detach(g->lane[i].thread);
+        else if (g->lane[i].started)
+            pthread_join(g->lane[i].thread, NULL);
+    return !hangs;
+}
+
+/* Forget the GPUs; the job may be failing just now. */
+static void gpus_detach(struct tly_local *l)
+{
+    pthread_mutex_lock(&l->lock);
+    l->gpus = NULL;
+    pthread_mutex_unlock(&l->lock);
+}
+
 void tly_gpus_close(struct tly_local *l)
 {
     struct tly_gpus *g = l->gpus;
     if (!g)
         return;
     tly_gpus_stop(l);
-    pthread_mutex_lock(&g->lock);
-    g->ending = true;
-    pthread_cond_broadcast(&g->changed);
-    pthread_mutex_unlock(&g->lock);
-    for (int i = 0; i < TLY_STEPS; i++)
-        if (g->lane[i].started)
-            pthread_join(g->lane[i].thread, NULL);
+    if (!gpus_end_lanes(g)) {
+        gpus_detach(l);
+        return;
+    }
     for (uint32_t i = 0; i < g->each; i++)
         if (g->mapped[i] && g->mapped[i] != g->buffer)
             tly_device_unmap(g->device, g->mapped[i]);
@@ -710,9 +775,7 @@ void tly_gpus_close(struct tly_local *l)
     if (g->own && settled)
         tly_pool_free(g->own);
     tly_device_close(g->device);
-    pthread_mutex_lock(&l->lock); /* the job may be failing just now */
-    l->gpus = NULL;
-    pthread_mutex_unlock(&l->lock);
+    gpus_detach(l);
     pthread_cond_destroy(&g->changed);
     pthread_mutex_destroy(&g->lock);
     free(g);

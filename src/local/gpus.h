@@ -69,16 +69,16 @@ uint32_t tly_gpus_piece_bytes(const struct tly_local *l, const struct tly_local_
 /* Bytes of each piece of a part, but for the last one: owners have equal shares of it. */
 uint32_t tly_gpus_share_bytes(const struct tly_local *l, const struct tly_local_op *op, uint64_t part);
 /* The round ends on this rank.  When this returns, its pieces move nothing any more, but that inputs may be read for as long as
- * their streams have work from before. */
+ * their streams have work from before.  A GPU that hangs is lost, and the job fails. */
 void tly_gpus_forget(const struct tly_local *l, const struct tly_local_round *r);
 
 /* --- the end; from any thread -------------------------------------------------------------------------------- */
 
-/* Begin nothing more.  When this returns, this rank's GPU writes to no tensor; it may read inputs for as long as their streams
- * have work from before. */
+/* Begin nothing more.  When this returns, this rank's GPU writes to no tensor, or it hangs and is lost.  It may read inputs for as
+ * long as their streams have work from before. */
 void tly_gpus_stop(struct tly_local *l);
 /* Wait until the other ranks have the results of this rank's pieces, then give everything back.  Memory that another rank may still
- * use stays with the process. */
+ * use stays with the process, and all of it if this rank's GPU hangs or reads an input for long. */
 void tly_gpus_close(struct tly_local *l);
 
 #endif

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -529,6 +530,86 @@ static void a_rank_is_killed_at_each_step(void **state)
     }
 }
 
+static uint64_t moved_in_all(void)
+{
+    uint64_t all = 0;
+    for (int from = 0; from < 3; from++)
+        for (int to = 0; to < 3; to++)
+            all += fake_cuda_moved(from, to);
+    return all;
+}
+
+struct hang {
+    bool unread; /* rank 1's GPU hangs before it has read the input, else before it copies results */
+    atomic_int stage;
+};
+
+/* Rank 1's GPU hangs, and rank 0 ends the job.  What the GPU copies once rank 1 has closed is still there. */
+static int hang(int rank, void *arg)
+{
+    struct hang *h = arg;
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, rank, "gpus=2 peers=0:1 fail=copy-to-GPU:2:1000000"); /* none fails, but they are counted */
+    tally_comm *c = job_open();
+    make(&x, 2 * SLOT);
+    memset(x.host, 1, x.bytes);
+    upload(&g, &x);
+    if (rank == 1 || h->unread)
+        CHECK(cuStreamSynchronize(g.stream) == 0);
+    else
+        fake_cuda_hold(g.stream, 1);
+    fake_cuda_hold(NULL, rank == 1 && h->unread);
+    const int given = fake_cuda_calls();
+    const uint64_t read = fake_cuda_moved(2, 2);
+    struct tally_options o = on_gpu(&g);
+    CHECK(tally_push_pull(c, "x", x.device, x.device, x.bytes, TALLY_UINT8, TALLY_SUM, &o, &op) == 0);
+    if (rank == 0) {
+        job_await(&h->stage, 1);
+        fake_cuda_hold(g.stream, 0);
+        job_await(&h->stage, 2);
+        CHECK(tally_comm_abort(c, "enough") == 0);
+        tally_comm_close(c);
+        return 0;
+    }
+    while (!h->unread && fake_cuda_moved(2, 2) < read + x.bytes)
+        nap(1);
+    fake_cuda_hold(NULL, 1);
+    atomic_store(&h->stage, 1);
+    while (fake_cuda_calls() < given + (h->unread ? 1 : 3))
+        nap(1);
+    atomic_store(&h->stage, 2);
+    CHECK(tally_op_wait(op, -1) == -ECONNRESET);
+    CHECK_HOLDS(tally_op_error(op), "rank 0 left: enough");
+    tally_op_free(op);
+    const uint64_t before = moved_in_all();
+    tally_comm_close(c);
+    fake_cuda_hold(NULL, 0);
+    while (moved_in_all() == before)
+        nap(1);
+    atomic_store(&h->stage, 3);
+    return 0;
+}
+
+static void a_gpu_hangs(void **state)
+{
+    struct hang *h = job_shared(sizeof *h);
+    for (int unread = 0; unread < 2; unread++) {
+        h->unread = unread;
+        atomic_store(&h->stage, 0);
+        struct job j = {
+            .ranks = 2, .machine = together, .main = hang, .arg = h, .settings = {"TALLY_GPU_GROUP=2"}};
+        job_start(&j);
+        job_finish(&j);
+        assert_int_equal(atomic_load(&h->stage), 3);
+        job_log_holds(&j, 1,
+                      unread ? "a GPU has not read an input for 3 s"
+                             : "GPU 1: cuEventSynchronize has not returned for 3 s");
+        job_clear(&j);
+    }
+}
+
 /* A failure of the GPU's ends the job, and names rank and call. */
 static void the_driver_fails_midway(void **state)
 {
@@ -560,6 +641,7 @@ int main(void)
         cmocka_unit_test(a_rank_closes_late),
         cmocka_unit_test(a_rank_is_killed_at_each_step),
         cmocka_unit_test(the_driver_fails_midway),
+        cmocka_unit_test(a_gpu_hangs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
