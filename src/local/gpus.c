@@ -770,9 +770,8 @@ void tly_gpus_close(struct tly_local *l)
     bool settled = gpus_await(g, gpus_are_settled, SETTLE_MS), left = gpus_await(g, gpus_all_left, LEAVE_MS);
     if (g->buffer && settled && left)
         tly_device_free(g->device, g->buffer);
-    if (g->registered)
-        tly_device_unregister(g->device, g->own);
-    if (g->own && settled)
+    bool apart = !g->registered || tly_device_unregister(g->device, g->own) == 0; /* else a sum may go on */
+    if (g->own && settled && apart)
         tly_pool_free(g->own);
     tly_device_close(g->device);
     gpus_detach(l);
