@@ -457,8 +457,10 @@ void tly_cli_topo_print(const struct tly_cli_topo *t)
     struct tly_inside_groups groups;
     char why[160];
     if (tly_inside_groups(&t->direct, m->gpus, &groups, why, sizeof why))
-        printf("\nThis is a forecast. Jobs with a rank for each GPU, in their order: GPUs in groups of %d\n",
-               groups.each);
+        printf("\nThis is a forecast. Jobs of %d machine%s with a rank for each GPU, in their order: GPUs in "
+               "groups of %d\n",
+               t->workers, t->workers == 1 ? "" : "s", groups.each);
     else
-        printf("\nThis is a forecast. Jobs: GPUs one by one (%s)\n", why);
+        printf("\nThis is a forecast. Jobs of %d machine%s: GPUs one by one (%s)\n", t->workers,
+               t->workers == 1 ? "" : "s", why);
 }

@@ -34,6 +34,13 @@ def test_the_files_are_what_their_maker_makes():
     assert found == machines.texts(), "test/topo/machines.py writes them"
 
 
+@pytest.mark.parametrize("machines, group", [("1 machine", 2), ("2 machines", 4)])
+def test_the_last_line_is_of_so_many_machines(machines, group):
+    """What jobs carry out depends on the number of machines."""
+    done = tally("topo", *files("nested"), "-n", machines.split()[0])
+    assert done.stdout.endswith(f"Jobs of {machines} with a rank for each GPU, in their order: GPUs in groups of {group}\n")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_machine_in_every_form(name, tmp_path):
     svg = tmp_path / "machine.svg"
