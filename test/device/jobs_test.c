@@ -553,6 +553,60 @@ static void a_gpu_hangs(void **state)
     job_clear(&j);
 }
 
+/* Rank 1's GPU does not read the input until the rank has closed, and rank 0 ends the job meanwhile.  What it writes then is still
+ * there. */
+static int hang_unread(int rank, void *arg)
+{
+    atomic_int *stage = arg;
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, 0, "gpus=1 fail=cuMemcpyAsync:2:1000000"); /* none fails, but they are counted */
+    tally_comm *c = job_open();
+    make(&x, 100000);
+    memset(x.host, 0, x.bytes);
+    upload(&g, &x);
+    fake_cuda_hold(g.stream, rank == 1);
+    const int given = fake_cuda_calls();
+    struct tally_options o = on_gpu(&g);
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+    if (rank == 0) {
+        job_await(stage, 1);
+        CHECK(tally_comm_abort(c, "enough") == 0);
+        tally_comm_close(c);
+        return 0;
+    }
+    while (fake_cuda_calls() == given)
+        usleep(1000);
+    atomic_store(stage, 1);
+    CHECK(tally_op_wait(op, -1) == -ECONNRESET);
+    tally_op_free(op);
+    tally_comm_close(c);
+    fake_cuda_hold(g.stream, 0);
+    while (fake_cuda_moved(1, 0) < x.bytes)
+        usleep(1000);
+    atomic_store(stage, 2);
+    return 0;
+}
+
+static void an_input_is_never_read(void **state)
+{
+    atomic_int *stage = job_shared(sizeof *stage);
+    for (int shared = 0; shared < 2; shared++) {
+        atomic_store(stage, 0);
+        struct job j = {.ranks = 2,
+                        .main = hang_unread,
+                        .arg = stage,
+                        .machine = shared ? together : NULL,
+                        .settings = {"TALLY_GPU_GROUP=1"}};
+        job_start(&j);
+        job_finish(&j);
+        assert_int_equal(atomic_load(stage), 2);
+        job_log_holds(&j, 1, "a GPU has not read an input for 3 s");
+        job_clear(&j);
+    }
+}
+
 /* Rank 1's driver fails to wait for a copy, once or twice. */
 static int fail_to_wait(int rank, void *arg)
 {
@@ -867,6 +921,7 @@ int main(void)
         cmocka_unit_test(a_copy_back_fails_on_its_rank_alone),
         cmocka_unit_test(a_gpu_is_lost),
         cmocka_unit_test(a_gpu_hangs),
+        cmocka_unit_test(an_input_is_never_read),
         cmocka_unit_test(streams_wait_until_failed_inputs_are_read),
         cmocka_unit_test(a_rank_is_killed),
         cmocka_unit_test(a_rank_is_killed_at_each_step),

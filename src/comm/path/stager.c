@@ -23,7 +23,7 @@
  * on this rank alone, with -EIO: the others may have theirs.  If the GPU is lost (-ENODEV), the job fails with this rank's number
  * and the call.  An operation that ends waits for copies to its tensor, which a lost GPU ends.  If they
  * have not ended after HANGS_S, the GPU hangs and counts as lost; what it may write to is never freed.  A copy of its input goes
- * on, and the memory is kept until it has been made.  Nothing depends on what the GPU reads then, and the application's stream
+ * on, and the memory is kept until it has been made, or for good if the communicator closes and that takes longer.  Nothing depends on what the GPU reads then, and the application's stream
  * waits for it, so that memory which is freed in that stream's order is still there.
  *
  * `lock` of a stager guards it and its works; it is taken under the loop's lock, and the inbox's is taken under it. */
@@ -99,7 +99,7 @@ struct tly_stager {
     struct tly_stager *next;
     struct tly_device *device;
     pthread_mutex_t lock;
-    pthread_cond_t landed; /* the copies of an operation's results */
+    pthread_cond_t landed; /* the copies of an operation's results, or one whose operation has left */
     struct stager_piece *unused[SIZES];
     struct tly_segment *segment; /* whose pool the pieces are from; NULL: they are private */
     uint64_t bytes, limit;       /* of all pieces */
@@ -107,7 +107,7 @@ struct tly_stager {
     struct tly_list waiting;     /* works, for memory */
     int64_t moved;               /* when one last got some or gave some back, or could not pin any */
     bool stopping;
-    bool hangs; /* the GPU carries nothing out, and a thread may wait for it for ever */
+    bool hangs; /* a thread may wait for the GPU for ever */
     struct stager_end {
         struct tly_stager *stager;
         enum tly_lane lane;
@@ -326,6 +326,7 @@ static void stager_end_flight(struct tly_stager *s, struct stager_flight *f, int
     if (!w) {
         if (f->piece)
             stager_give_piece(s, f->piece);
+        pthread_cond_broadcast(&s->landed);
     } else if (!f->part) {
         stager_input_is_staged(w, err);
     } else {
@@ -384,6 +385,20 @@ static void stager_abandon(struct tly_stager *s)
     pthread_detach(s->in.thread);
 }
 
+/* Wait until the GPU has read the inputs of operations that have left.  Their streams may be held for ever, so not for long. */
+static void stager_await_inputs(struct tly_stager *s)
+{
+    const int64_t until = tly_now() + HANGS_S * TLY_SEC;
+    const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    while (s->out.stager && !s->hangs && !tly_list_empty(&s->out.flights)) {
+        if (pthread_cond_timedwait(&s->landed, &s->lock, &at) != ETIMEDOUT || tly_list_empty(&s->out.flights))
+            continue;
+        s->hangs = true;
+        tly_warn("comm", "a GPU has not read an input for %d s; memory to stage it stays with this process",
+                 HANGS_S);
+    }
+}
+
 static void stager_destroy(struct tly_stager *s)
 {
     struct stager_end *ends[] = {&s->out, &s->in};
@@ -391,6 +406,7 @@ static void stager_destroy(struct tly_stager *s)
     s->stopping = true;
     for (int i = 0; i < 2; i++)
         pthread_cond_signal(&ends[i]->changed);
+    stager_await_inputs(s);
     bool hangs = s->hangs;
     pthread_mutex_unlock(&s->lock);
     if (hangs) {
