@@ -11,8 +11,8 @@
  *   landed       gives the GPU the copy of one part's result; when it has been made, the part passes
  *   leave        the memory is the next operation's; if the operation has failed, the application's stream waits for the copy
  *
- * In a team whose GPUs sum in groups, the stage only gives memory: for the parts that this rank carries, as GPUs sum them and as
- * their results land.
+ * In a team whose GPUs sum in groups, the stage only gives memory for the whole tensor.  The parts that this rank carries use
+ * theirs, as GPUs sum them and as their results land.
  *
  * All inputs go through one lane.  So an input also waits for the streams of inputs before it (head-of-line blocking).
  *
