@@ -3,7 +3,9 @@
 import json
 import os
 import pathlib
+import runpy
 import subprocess
+import sys
 
 import pytest
 
@@ -67,6 +69,20 @@ def test_pack(tmp_path):
                             stdout=subprocess.PIPE, env={**os.environ, "LD_LIBRARY_PATH": "%s:%s" % (tmp_path / "build" / "lib", DRIVER)})
     own = [line for line in linked.stdout.splitlines() if "libtally" in line or "libsodium" in line or "libhwloc" in line]
     assert own and all(str(tmp_path) in line for line in own), linked.stdout
+
+
+@pytest.mark.parametrize("body, outcome", [
+    ("def test_it():\n    pass\n", "ok"),
+    ("def test_it():\n    assert 0\n", "failed"),
+    ("import pytest\n@pytest.mark.skip(reason='no GPU here')\ndef test_it():\n    pass\n", "no GPU here")])
+def test_tests_that_are_skipped(tmp_path, body, outcome):
+    """pytest ends well if it has skipped all tests; test/gpu/run says that they were."""
+    script = runpy.run_path(str(ROOT / "test" / "gpu" / "run"), run_name="script")
+    path = tmp_path / "test_it.py"
+    path.write_text(body)
+    good, output = script["finish"]([sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", path], os.environ)
+    found = script["outcome_of_tests"](good, output)
+    assert found == outcome or outcome in found and found.startswith("SKIPPED"), output
 
 
 def test_a_check_that_is_none():
