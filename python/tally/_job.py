@@ -85,10 +85,6 @@ class Job:
         blocking.tally_comm_close(address)
         self.events.finish()
 
-    def joined(self):
-        """All ranks have joined."""
-        self.joins += 1
-
     @contextlib.contextmanager
     def in_use(self):
         """The communicator, which is not closed meanwhile.  Raises NotInitializedError without one."""

@@ -431,16 +431,30 @@ def barrier(name=None, group=None):
     barrier_async(Call(name, group=group, space=USER)).wait()
 
 
-def join():
-    """Declare that this rank has no more input, and wait until all ranks have.  Returns the rank that joined last.
+def join_async():
+    """Declare that this rank has no more input.  The operation ends when all ranks have; wait() returns the rank that joined last.
 
-    Until then this rank takes no part in what the others submit.  Other Python threads run, and signals get through."""
-    call = Call()
+    Until then this rank takes no part in what the others submit."""
+    period = own.joins + 1
+
+    def finish(_):
+        own.joins = period
+        return operation.source()
+
+    call = Call(finish=finish)
     operation = Operation(call)
-    with own.in_use() as comm:
-        status = lib.tally_join(comm, options_of(call, ())[0], ctypes.byref(operation._op))
+    try:
+        with own.in_use() as comm:
+            status = lib.tally_join(comm, options_of(call, ())[0], ctypes.byref(operation._op))
+    except BaseException as error:
+        if operation._op.value:
+            error.tally_operation = operation  # for submit_to()
+        raise
     if status < 0:
         raise failed(status, "join")
-    operation.wait()
-    own.joined()
-    return operation.source()
+    return operation
+
+
+def join():
+    """join_async(), and wait for it.  Other Python threads run, and signals get through."""
+    return join_async().wait()

@@ -538,6 +538,63 @@ def test_finish_behind_a_step_broken_off_at_each_line(two, every):
         assert number > 15 and not wrong
 
 
+def finish_broken_off(again):
+    """Rank 1's finish() is broken off at each line, and `again` goes on with it."""
+    import tally.torch as hvd
+    model, counting = counted()
+    optimizer = asynchronous(model, counting)
+    number, more = 0, True
+    while more:
+        number += 1
+        optimizer.step()
+        broken = broken_off_at(optimizer.finish, number if hvd.rank() == 1 else 0)  # rank 0's is not
+        if broken and again == "step" and optimizer._tally_end is not None:
+            optimizer.step()
+        elif broken and (again != "twice" or broken_off_at(optimizer.finish, 1 + number // 2)):
+            optimizer.finish()
+        more = hvd.allreduce(torch.tensor(float(broken)), op=hvd.Sum).item()
+    return outcome(optimizer, model, number)
+
+
+@pytest.mark.parametrize("again", ["finish", "twice", "step"])
+def test_finish_broken_off_at_each_line_goes_on(two, again):
+    check_outcomes(two(finish_broken_off, again, timeout=200), 80)
+
+
+def finish_interrupted(again):
+    """A signal handler breaks rank 1's finish() off while it waits for rank 0, which comes before or behind rank 1's next call."""
+    import tally.torch as hvd
+    model = model_of(0)
+    optimizer = asynchronous(model)
+    gradients(model, hvd.rank())
+    optimizer.step()
+    if hvd.rank() == 0:
+        time.sleep(0.6)
+        optimizer.finish()
+    else:
+        def handler(*_):
+            raise _BrokenOff
+
+        previous = signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        fails(_BrokenOff, optimizer.finish)
+        signal.signal(signal.SIGALRM, previous)
+        time.sleep(0.6 * (again == "late"))
+        gradients(model, 1)
+        if again == "step":
+            optimizer.step()
+        else:
+            optimizer.finish()
+    optimizer.finish()
+    return words(model)
+
+
+@pytest.mark.parametrize("again", ["soon", "late", "step"])
+def test_finish_interrupted_while_it_waits(two, again):
+    one, other = two(finish_interrupted, again)
+    assert one == other
+
+
 def raising():
     """A closure that raises: nothing is lost, and the next step goes on."""
     model = model_of(0)

@@ -149,9 +149,23 @@ class _Share:
                                          "optimizer has diverged" % name)
 
     def pull(self):
-        """Take the newest values, when nothing has changed since the last."""
-        self._begin(_operations.shared_read)
+        """Take the newest values, when no addition is under way."""
+        if self.operation is None:
+            self._begin(_operations.shared_read)
         self.land()
+
+
+class _End:
+    """A finish() under way: operations that it has submitted."""
+
+    def __init__(self):
+        self.join = self.barrier = None
+
+    def joining(self, operation):
+        self.join = operation
+
+    def passing(self, operation):
+        self.barrier = operation
 
 
 class _Async(Shared):
@@ -162,6 +176,7 @@ class _Async(Shared):
         self._tally_name, self._tally_every, self._tally_overlap = name, every, overlap
         self._tally_unsent = 0        # steps since the last addition
         self._tally_sending = set()   # shares whose changes are counted, and not yet submitted
+        self._tally_end = None        # the _End of a finish() that has begun and not ended
         self._tally_shares = []
         compare(name, ["staleness=%s" % staleness, "every=%d" % every,
                        *("parameter %r of shape %s, %s" % (one, tuple(p.shape), p.dtype) for one, p in named)], name=name)
@@ -184,6 +199,23 @@ class _Async(Shared):
         for share in self._tally_shares:
             if share.landing:
                 share.land()
+        if self._tally_end is not None:
+            self._tally_go_on()
+
+    def _tally_go_on(self):
+        """Go on with finish(), from the stage that it has reached."""
+        end = self._tally_end
+        if end.join is None:
+            self._tally_send()  # parameters may have changed without a whole step
+            self._tally_land(wait=True)
+            _operations.submit_to(end.joining, _operations.join_async)
+        end.join.wait()
+        if end.barrier is None:
+            for share in self._tally_shares:
+                share.pull()
+            _operations.submit_to(end.passing, _operations.barrier_async, Call(self._tally_name, space=STATE))
+        end.barrier.wait()  # no rank adds before all have read
+        self._tally_end = None
 
     @torch.no_grad()
     def _tally_land(self, wait):
@@ -227,15 +259,9 @@ class _Async(Shared):
         """Add what is left, wait until all ranks are here, and take the newest parameters, which are the same on all ranks.
 
         No rank waits in step() for one that is here.  Training may go on afterwards.  Collective: all ranks call it equally
-        often."""
+        often.  If an exception breaks it off, the next finish() or step() goes on with it, and both calls count as one."""
+        self._tally_end = self._tally_end or _End()
         self._tally_settle()
-        self._tally_send()  # parameters may have changed without a whole step
-        self._tally_land(wait=True)
-        _operations.join()
-        with torch.no_grad():
-            for share in self._tally_shares:
-                share.pull()
-        _operations.barrier_async(Call(self._tally_name, space=STATE)).wait()  # no rank adds before all have read
 
     def add_param_group(self, param_group):
         """Not possible: services keep the parameters that the optimizer had when it was made."""
