@@ -311,6 +311,37 @@ def test_what_cannot_be_shared_is_refused(four):
             assert wanted in text
 
 
+def mistaken():
+    """Rank 1 alone raises whatever it is when an AsyncOptimizer is made."""
+    import tally.torch as hvd
+    model = model_of(0)
+
+    def named():
+        yield from model.named_parameters()
+        raise ZeroDivisionError("no more names")
+
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    said = []
+    for kind, optimizer, names in [(TypeError, model, model.named_parameters), (ZeroDivisionError, sgd, named), (TypeError, sgd, int)]:
+        if hvd.rank() == 1:
+            said.append(fails(kind, lambda: hvd.AsyncOptimizer(optimizer, names())))
+        else:
+            said.append(fails(hvd.Error, lambda: asynchronous(model)))
+    if hvd.rank() == 1:
+        with mock.patch("torch.empty", side_effect=MemoryError("no room")):
+            said.append(fails(MemoryError, lambda: asynchronous(model)))
+    else:
+        said.append(fails(hvd.Error, lambda: asynchronous(model)))
+    asynchronous(model).finish()
+    return said
+
+
+def test_an_exception_while_it_is_made_is_told_to_all_ranks(two):
+    for said in two(mistaken):
+        for text, wanted in zip(said, ["optimizer must be one of torch.optim, not Sequential", "no more names", "not iterable", "no room"]):
+            assert wanted in text
+
+
 def diverged():
     """The change of rank 1 is not finite in its third step."""
     import tally.torch as hvd

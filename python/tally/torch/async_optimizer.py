@@ -62,6 +62,8 @@ class _Share:
         self.copies = {i: torch.empty(p.shape, dtype=dtype, device="cpu") for i, (_, p) in enumerate(parameters) if not p.is_cpu}
         self.operation = None  # the last one, until its values have landed
         self.landing = False   # `change` is complete, and the values are on their way into the parameters
+        for p, base in zip(self._here(), self.bases):
+            base.copy_(p)
 
     def _shaped(self, flat):
         """Views of a flat tensor, one for each parameter."""
@@ -102,8 +104,6 @@ class _Share:
 
     def create(self, staleness):
         """Have services keep rank 0's parameters, and take these."""
-        for p, base in zip(self._here(), self.bases):
-            base.copy_(p)
         self._begin(_operations.shared_create, self.base.data_ptr(), self.count, calls.DTYPES[self.base.dtype], staleness,
                     (self.count,))
         self.land()
@@ -171,21 +171,25 @@ class _End:
 class _Async(Shared):
     """The class that AsyncOptimizer() puts before the optimizer's own class."""
 
-    def _tally_share(self, name, named, staleness, every, overlap):
+    def _tally_set_up(self, name, named, every, overlap):
+        """All that needs no other rank."""
         self._tally_generation = _job.generation()
         self._tally_name, self._tally_every, self._tally_overlap = name, every, overlap
         self._tally_unsent = 0        # steps since the last addition
         self._tally_sending = set()   # shares whose changes are counted, and not yet submitted
         self._tally_end = None        # the _End of a finish() that has begun and not ended
-        self._tally_shares = []
-        compare(name, ["staleness=%s" % staleness, "every=%d" % every,
-                       *("parameter %r of shape %s, %s" % (one, tuple(p.shape), p.dtype) for one, p in named)], name=name)
-        for dtype in _DTYPES:
-            of_dtype = [(one, p) for one, p in named if p.dtype is dtype and p.numel()]
-            if of_dtype:
-                share = _Share(Call("%s %s" % (name, str(dtype).partition(".")[2]), space=STATE), of_dtype)
+        of_dtypes = [[(one, p) for one, p in named if p.dtype is dtype and p.numel()] for dtype in _DTYPES]
+        with torch.no_grad():
+            self._tally_shares = [
+                _Share(Call("%s %s" % (name, str(of[0][1].dtype).partition(".")[2]), space=STATE), of) for of in of_dtypes if of]
+
+    def _tally_share(self, named, staleness):
+        """Have services keep the parameters, if all ranks agree on them."""
+        compare(self._tally_name, ["staleness=%s" % staleness, "every=%d" % self._tally_every, *(
+            "parameter %r of shape %s, %s" % (one, tuple(p.shape), p.dtype) for one, p in named)], name=self._tally_name)
+        with torch.no_grad():
+            for share in self._tally_shares:
                 share.create(staleness or 0)
-                self._tally_shares.append(share)
 
     @torch.no_grad()
     def _tally_settle(self):
@@ -279,7 +283,9 @@ def _span(p):
 
 
 def _check(optimizer, staleness, every):
-    """Raise ValueError for arguments that make no sense."""
+    """Raise TypeError or ValueError for arguments that make no sense."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError("optimizer must be one of torch.optim, not %s" % type(optimizer).__name__)
     if isinstance(optimizer, Shared):
         raise ValueError("the optimizer is a DistributedOptimizer or an AsyncOptimizer already: pass one of torch.optim")
     if staleness is not None and (not isinstance(staleness, int) or not 1 <= staleness <= _MOST):
@@ -344,14 +350,15 @@ def AsyncOptimizer(optimizer, named_parameters, staleness=None, every=1, overlap
     try:
         _check(optimizer, staleness, every)
         named = _check_parameters(optimizer.param_groups, named_parameters)
-    except (TypeError, ValueError, NotImplementedError) as reason:
+        kind = type(type(optimizer).__name__, (_Async, type(optimizer)), {})
+        wrapped = kind.__new__(kind)
+        # Groups and state are shared with `optimizer`, so that a scheduler made before goes on working, and stay so (Shared); its
+        # wrapping of the instance's step is not ours.
+        wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
+        wrapped._tally_original = optimizer
+        wrapped._tally_set_up(name, named, every, overlap)
+    except Exception as reason:
         _calls.refuse(ALLGATHER, Call(name, space=STATE), reason)  # of compare()
         raise
-    kind = type(type(optimizer).__name__, (_Async, type(optimizer)), {})
-    wrapped = kind.__new__(kind)
-    # Groups and state are shared with `optimizer`, so that a scheduler made before goes on working, and stay so (Shared); its wrapping
-    # of the instance's step is not ours.
-    wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})
-    wrapped._tally_original = optimizer
-    wrapped._tally_share(name, named, staleness, every, overlap)
+    wrapped._tally_share(named, staleness)
     return wrapped
