@@ -277,6 +277,8 @@ def refused():
     bad = torch.nn.ParameterDict({"a": torch.zeros(4), "b": torch.zeros(4)})
     bad["b"].data = bad["a"].data[2:]
     wide = torch.nn.Linear(3 + rank // 3, 2)
+    expanded = torch.nn.Linear(3, 2)
+    expanded.weight = torch.nn.Parameter(torch.zeros(2, 1).expand(2, 3))
     optimizer = asynchronous(model)
     said = [
         fails(TypeError if rank == 1 else hvd.Error, lambda: asynchronous(small)),
@@ -286,6 +288,11 @@ def refused():
         fails(hvd.Error, lambda: asynchronous(model_of(0), every=1 + (rank == 0))),
         fails(ValueError, lambda: asynchronous(model_of(0), staleness=0)),
         fails(ValueError, lambda: asynchronous(model_of(0), every=0)),
+        fails(ValueError, lambda: asynchronous(model_of(0), staleness=True)),
+        fails(ValueError, lambda: asynchronous(model_of(0), every=True)),
+        fails(ValueError, lambda: asynchronous(expanded)),
+        fails(ValueError, lambda: asynchronous(model)),
+        fails(ValueError, lambda: hvd.DistributedOptimizer(optimizer, model.named_parameters())),
         fails(ValueError, lambda: asynchronous(model, optimizer)),
         fails(ValueError, lambda: hvd.AsyncOptimizer(sgd, list(model.named_parameters())[:1])),
         fails(ValueError, lambda: hvd.AsyncOptimizer(sgd, model.parameters())),
@@ -306,9 +313,37 @@ def test_what_cannot_be_shared_is_refused(four):
                 "parameter 'weight' of shape (2, 3), torch.float32 on ranks 0-2, parameter 'weight' of shape (2, 4), torch.float32 on rank 3",
                 "staleness=1 on ranks 0-1, staleness=2 on ranks 2-3", "every=2 on rank 0, every=1 on ranks 1-3",
                 "staleness must be from 1 to 255, or None for no bound, not 0", "every must be a positive number of steps, not 0",
+                "or None for no bound, not True", "every must be a positive number of steps, not True",
+                "parameter weight is expanded", "parameter 0.weight is in an AsyncOptimizer already", "the optimizer is an AsyncOptimizer",
                 "already", "3 of the optimizer's parameters are not in named_parameters", "(name, parameter) pairs",
                 "more than once: x", "takes no more parameters", "cannot be copied"]):
             assert wanted in text
+
+
+def taken_over(dropped):
+    """An AsyncOptimizer takes over the parameters of another one that has been finished, or dropped."""
+    model, counting = counted()
+    first = asynchronous(model, counting)
+    first.step()
+    if dropped:
+        first._tally_land(wait=True)
+        del first
+    else:
+        first.finish()
+        first.step()
+        first.finish()
+    second = asynchronous(model, _Counting(model.parameters()))
+    second.step()
+    second.finish()
+    said = None if dropped else [fails(RuntimeError, first.step), fails(RuntimeError, first.finish)]
+    return said, {value for p in model for value in p.detach().reshape(-1).tolist()}
+
+
+def test_another_one_takes_over(two):
+    for said, values in two(taken_over, False):
+        assert values == {6.0} and all("has taken over" in text for text in said)
+    (said, values), (_, values_1) = two(taken_over, True)
+    assert values == values_1 <= {3.0, 4.0}  # rank 0 may have had rank 1's step of the first one, or not
 
 
 def mistaken():

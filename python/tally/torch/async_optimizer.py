@@ -15,6 +15,7 @@ SPDX-License-Identifier: Apache-2.0
 
 import ctypes
 import functools
+import weakref
 
 import torch
 
@@ -28,6 +29,7 @@ from .horovod.functions import compare
 _DTYPES = (torch.float32, torch.float64)
 _MOST = 255  # the largest staleness
 
+_owners = weakref.WeakValueDictionary()  # id of a parameter -> the AsyncOptimizer that has it
 _numbered = (0, 0)  # generation of the communicator, optimizers made in it
 
 
@@ -177,6 +179,8 @@ class _Async(Shared):
         self._tally_name, self._tally_every, self._tally_overlap = name, every, overlap
         self._tally_unsent = 0        # steps since the last addition
         self._tally_sending = set()   # shares whose changes are counted, and not yet submitted
+        self._tally_idle = False      # nothing has been stepped since a finish(), so another AsyncOptimizer may take over
+        self._tally_successor = None  # name of the one that has
         self._tally_end = None        # the _End of a finish() that has begun and not ended
         of_dtypes = [[(one, p) for one, p in named if p.dtype is dtype and p.numel()] for dtype in _DTYPES]
         with torch.no_grad():
@@ -190,6 +194,11 @@ class _Async(Shared):
         with torch.no_grad():
             for share in self._tally_shares:
                 share.create(staleness or 0)
+        for _, p in named:
+            owner = _owners.get(id(p))
+            if owner is not None:
+                owner._tally_successor = self._tally_name
+            _owners[id(p)] = self
 
     @torch.no_grad()
     def _tally_settle(self):
@@ -198,6 +207,8 @@ class _Async(Shared):
             raise _job.unusable()
         if self._tally_generation != _job.generation():
             raise RuntimeError("this AsyncOptimizer is of a job that has ended: make another one, on all ranks")
+        if self._tally_successor is not None:
+            raise RuntimeError("%s has taken over parameters of this AsyncOptimizer: use that one" % self._tally_successor)
         if self._tally_sending:
             self._tally_send()
         for share in self._tally_shares:
@@ -219,6 +230,7 @@ class _Async(Shared):
                 share.pull()
             _operations.submit_to(end.passing, _operations.barrier_async, Call(self._tally_name, space=STATE))
         end.barrier.wait()  # no rank adds before all have read
+        self._tally_idle = True
         self._tally_end = None
 
     @torch.no_grad()
@@ -246,6 +258,7 @@ class _Async(Shared):
         # A scheduler made before looks there whether there was a step: PyTorch's name, and that of its older ones.
         self._tally_original._opt_called, self._tally_original._step_count = True, 1
         self._tally_settle()
+        self._tally_idle = False
         result = super().step(closure)
         self._tally_unsent += 1
         if self._tally_unsent >= self._tally_every:
@@ -288,9 +301,9 @@ def _check(optimizer, staleness, every):
         raise TypeError("optimizer must be one of torch.optim, not %s" % type(optimizer).__name__)
     if isinstance(optimizer, Shared):
         raise ValueError("the optimizer is a DistributedOptimizer or an AsyncOptimizer already: pass one of torch.optim")
-    if staleness is not None and (not isinstance(staleness, int) or not 1 <= staleness <= _MOST):
+    if staleness is not None and (not isinstance(staleness, int) or staleness is True or not 1 <= staleness <= _MOST):
         raise ValueError("staleness must be from 1 to %d, or None for no bound, not %r" % (_MOST, staleness))
-    if not isinstance(every, int) or every < 1:
+    if not isinstance(every, int) or every is True or every < 1:
         raise ValueError("every must be a positive number of steps, not %r" % (every,))
 
 
@@ -319,6 +332,13 @@ def _check_parameters(groups, named_parameters):
         if p.dtype not in _DTYPES:
             raise TypeError("parameter %s is of %s, which loses small changes: keep parameters in float32 or float64, and compute "
                             "with less in torch.autocast" % (name, p.dtype))
+        if any(size > 1 and not stride for size, stride in zip(p.shape, p.stride())):
+            raise ValueError("parameter %s is expanded: its elements share memory, so their changes would count more than once; "
+                             "make it contiguous()" % name)
+        owner = _owners.get(id(p))
+        if owner is not None and owner._tally_generation == _job.generation() and not owner._tally_idle:
+            raise ValueError("parameter %s is in an AsyncOptimizer already, and its changes would count twice: call the finish() of "
+                             "that one first" % name)
     spans = sorted((*_span(p), name) for name, p in named if p.numel())
     for (device, _, end, name), (next_device, begin, _, next_name) in zip(spans, spans[1:]):
         if device == next_device and begin < end:

@@ -757,6 +757,8 @@ def DistributedOptimizer(optimizer, named_parameters=None, compression=Compressi
         raise ValueError("backward_passes_per_step must be a positive number, not %r" % (backward_passes_per_step,))
     if isinstance(optimizer, _Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
+    if hasattr(optimizer, "_tally_successor"):
+        raise ValueError("the optimizer is an AsyncOptimizer, which shares its changes already: pass one of torch.optim")
     if num_groups:
         warnings.warn("num_groups= is deprecated; use groups=", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
