@@ -418,6 +418,49 @@ def test_large_changes(two):
     assert two(large) == [True, True]
 
 
+def overflowed():
+    """Changes of two ranks are finite, and their sum overflows.  Returns what finish() and step() say, and whether values are finite."""
+    import tally.torch as hvd
+    model = torch.nn.Linear(2, 2, bias=False)
+    optimizer = asynchronous(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    model.weight.grad = torch.full((2, 2), -3e38)
+    optimizer.step()
+    model.weight.grad = torch.zeros(2, 2)
+    hvd.barrier()
+    said = None
+    for _ in range(3):
+        try:
+            optimizer.step()
+        except FloatingPointError as error:
+            said = str(error)
+        hvd.barrier()
+    return said, torch.isfinite(model.weight).all().item()
+
+
+def test_changes_whose_sum_overflows(two):
+    for said, finite in two(overflowed):
+        assert "values of parameter weight are not finite: the sum of the ranks' changes has overflowed" in said and finite
+
+
+def begun_with(value, rank):
+    """An AsyncOptimizer of a parameter that is not finite on one rank."""
+    import tally.torch as hvd
+    model = model_of(0)
+    if hvd.rank() == rank:
+        with torch.no_grad():
+            model[2].weight[1] = value
+    if rank == 0:
+        return fails(FloatingPointError, lambda: asynchronous(model))
+    asynchronous(model).finish()
+    return words(model) == words(model_of(0))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_values_that_are_not_finite_at_first(two, value):
+    assert all("rank 0's value of parameter 2.weight is not finite" in said for said in two(begun_with, value, 0))
+    assert two(begun_with, value, 1) == [True, True]
+
+
 _armed = [False]  # a signal handler may raise
 
 

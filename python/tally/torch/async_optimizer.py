@@ -28,6 +28,9 @@ from .horovod.functions import compare
 
 _DTYPES = (torch.float32, torch.float64)
 _MOST = 255  # the largest staleness
+_DIVERGED = "the change of parameter %s is not finite, and no other rank has got it: this rank's optimizer has diverged"
+_OVERFLOWED = ("the newest values of parameter %s are not finite: the sum of the ranks' changes has overflowed. The parameters here are "
+               "the last finite ones; make another AsyncOptimizer of such, on all ranks, with a lower learning rate")
 
 _owners = weakref.WeakValueDictionary()  # id of a parameter -> the AsyncOptimizer that has it
 _numbered = (0, 0)  # generation of the communicator, optimizers made in it
@@ -108,28 +111,35 @@ class _Share:
         """Have services keep rank 0's parameters, and take these."""
         self._begin(_operations.shared_create, self.base.data_ptr(), self.count, calls.DTYPES[self.base.dtype], staleness,
                     (self.count,))
-        self.land()
+        self.change.zero_()  # whatever the values here were
+        self.landing = True
+        self._land("rank 0's value of parameter %s is not finite")
 
     def land(self):
         """Wait for the operation under way, if there is one.  Parameters become its values plus what has changed since."""
-        if self.operation is None:
-            return
+        if self.operation is not None:
+            self._land(_OVERFLOWED)
+
+    def _land(self, sentence):
         self.operation.wait()
         if not self.landing:
             self._count_changes()
             self.landing = True
         with _job.own.in_use():
             newest = self.newest()
+            self._check(newest, sentence)
             self._take(newest)
             self.base.copy_(newest)
         self.operation, self.landing = None, False
 
     def prepare(self):
-        """Wait for the newest values, and count what has changed since base.  Raises FloatingPointError if that is not finite."""
+        """Wait for the newest values, and count what has changed since base.  Raises FloatingPointError if one is not finite."""
         if self.operation is not None:
             self.operation.wait()
+            with _job.own.in_use():
+                self._check(self.newest(), _OVERFLOWED)
         self._count_changes()
-        self._check()
+        self._check(self.change, _DIVERGED)  # it would spoil all ranks' parameters
 
     def send(self, begun):
         """Behind prepare(): take the newest values, and submit the change.  begun(), perhaps twice: it is under way."""
@@ -141,14 +151,13 @@ class _Share:
         _operations.exchange(self.count)
         self._begin(_operations.shared_add, self.change.data_ptr(), self.change, begun=begun)
 
-    def _check(self):
-        """Raise for a difference that is not finite.  It would spoil all ranks' parameters."""
-        if torch.isfinite(self.change.sum()):  # the sum of finite numbers may overflow
+    def _check(self, flat, sentence):
+        """Raise FloatingPointError with the sentence, of a parameter, if a flat tensor is not finite."""
+        if torch.isfinite(flat.sum()):  # the sum of finite numbers may overflow
             return
-        for (name, _), change in zip(self.parameters, self.changes):
-            if not torch.isfinite(change).all():
-                raise FloatingPointError("the change of parameter %s is not finite, and no other rank has got it: this rank's "
-                                         "optimizer has diverged" % name)
+        for (name, _), piece in zip(self.parameters, self._shaped(flat)):
+            if not torch.isfinite(piece).all():
+                raise FloatingPointError(sentence % name)
 
     def pull(self):
         """Take the newest values, when no addition is under way."""
@@ -254,7 +263,8 @@ class _Async(Shared):
     def step(self, closure=None):
         """Step as the optimizer does.  Every so many steps, add what this rank has changed and take the newest parameters.
 
-        Raises FloatingPointError, with the parameter's name, if the change is not finite.  Nothing of it is added then."""
+        Raises FloatingPointError, with the parameter's name, if the change is not finite.  Nothing of it is added then.  Raises it,
+        too, if the sum of the ranks' changes has overflowed."""
         # A scheduler made before looks there whether there was a step: PyTorch's name, and that of its older ones.
         self._tally_original._opt_called, self._tally_original._step_count = True, 1
         self._tally_settle()
