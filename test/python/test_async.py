@@ -251,18 +251,24 @@ def copied(elsewhere):
         model[0].weight = _Elsewhere(model[0].weight.detach().clone())
     with mock.patch("tally.torch.device.of"):
         optimizer = asynchronous(model, overlap=False, staleness=1)
-    assert len(optimizer._tally_shares[0].copies) == elsewhere
+    [share] = optimizer._tally_shares
+    assert len(share.copies) == elsewhere
+    fetched, fetch = [], share._fetch
+    share._fetch = lambda: fetched.append(fetch())
     for step in range(4):
         if hvd.rank() == step % 2:  # one after the other
             gradients(model, step)
             optimizer.step()
         hvd.barrier()
     optimizer.finish()
-    return words(model)
+    return words(model), len(fetched)
 
 
 def test_parameters_elsewhere_are_copied(two):
-    assert two(copied, True) == two(copied, False)
+    """Once when a change is counted, and once when values land: two steps, finish(), and the read there."""
+    elsewhere = two(copied, True)
+    assert elsewhere == two(copied, False)
+    assert [count for _, count in elsewhere] == [7, 7]
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------------

@@ -67,22 +67,30 @@ class _Share:
         self.copies = {i: torch.empty(p.shape, dtype=dtype, device="cpu") for i, (_, p) in enumerate(parameters) if not p.is_cpu}
         self.operation = None  # the last one, until its values have landed
         self.landing = False   # `change` is complete, and the values are on their way into the parameters
-        for p, base in zip(self._here(), self.bases):
-            base.copy_(p)
+        self._fetch()
+        self._rebase()
 
     def _shaped(self, flat):
         """Views of a flat tensor, one for each parameter."""
         pieces = flat.split([p.numel() for _, p in self.parameters])
         return [piece.view(p.shape) for piece, (_, p) in zip(pieces, self.parameters)]
 
-    def _here(self):
-        """The parameters in the host's memory."""
+    def _fetch(self):
+        """Copy parameters from devices."""
         for i, copy in self.copies.items():
             copy.copy_(self.parameters[i][1].detach())
+
+    def _here(self):
+        """The parameters in the host's memory, as _fetch() or _take() has left them."""
         return [self.copies.get(i, p.detach()) for i, (_, p) in enumerate(self.parameters)]
+
+    def _rebase(self):
+        for p, base in zip(self._here(), self.bases):
+            base.copy_(p)
 
     def _count_changes(self):
         """`change` = parameters - base."""
+        self._fetch()
         for p, base, change in zip(self._here(), self.bases, self.changes):
             torch.sub(p, base, out=change)
 
@@ -146,8 +154,7 @@ class _Share:
         if self.operation is not None:
             with _job.own.in_use():
                 self._take(self.newest())
-        for p, base in zip(self._here(), self.bases):
-            base.copy_(p)
+        self._rebase()
         _operations.exchange(self.count)
         self._begin(_operations.shared_add, self.change.data_ptr(), self.change, begun=begun)
 
@@ -371,7 +378,7 @@ def AsyncOptimizer(optimizer, named_parameters, staleness=None, every=1, overlap
         has changed since.  False: step() waits for the newest values.
 
     Parameters become rank 0's.  Buffers stay each rank's.  All ranks call finish() at the end of training.  A rank needs four times
-    the parameters' memory beside them.
+    the parameters' memory beside them, and for those on a GPU five times.
 
     Collective: every rank must create it over the same names, in the same order, with the same staleness and every.  If they differ,
     Error is raised on all ranks.  A deep copy of it raises TypeError.  docs/async.md says when it pays.
