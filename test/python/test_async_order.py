@@ -19,7 +19,6 @@ import jobs
 import warm
 
 STEPS = 6
-ADDITIONS = STEPS + 1  # the one of finish() adds zeros
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.05),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
@@ -45,11 +44,11 @@ def flat(model):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def trained(kind, overlap, dtype, disturb=lambda step: None):
+def trained(kind, overlap, dtype, staleness=None, every=1, disturb=lambda step: None):
     """What a rank has sent, by round; what it has got, by round; and its parameters at the end."""
     import tally.torch as hvd
     model = model_of(hvd.rank(), dtype)
-    optimizer = hvd.AsyncOptimizer(OPTIMIZERS[kind](model.parameters()), model.named_parameters(), overlap=overlap)
+    optimizer = hvd.AsyncOptimizer(OPTIMIZERS[kind](model.parameters()), model.named_parameters(), staleness, every, overlap)
     [share] = optimizer._tally_shares
     sent, got, send, land = [None], [flat(model)], share.send, share.land
 
@@ -115,15 +114,16 @@ def read_log(prefix, element):
     return events, places
 
 
-def check(results, events, places, kind, overlap):
+def check(results, events, places, kind, overlap, every=1):
     """Each addition counts once, the answers have the bits of a replay, and a parameter server agrees."""
-    every = sorted((rank, number) for rank in range(len(results)) for number in range(1, ADDITIONS + 1))
-    assert not any(sent[ADDITIONS].any() for sent, _, _ in results)
+    last = STEPS // every + 1  # the addition of finish(), of zeros
+    additions = sorted((rank, number) for rank in range(len(results)) for number in range(1, last + 1))
+    assert not any(sent[last].any() for sent, _, _ in results)
     for lines in events.values():
-        assert sorted(event[1:] for event in lines if event[0] == "add") == every
+        assert sorted(event[1:] for event in lines if event[0] == "add") == additions
     ended = replayed(results, events, places)
     assert all(torch.equal(one[2], ended) for one in results)
-    assert (served(kind, overlap, results, events, places) - ended).abs().max() < 1e-12
+    assert (served(kind, overlap, every, results, events, places) - ended).abs().max() < 1e-12
     assert (ended - results[0][1][0]).abs().max() > 1e-3
 
 
@@ -144,8 +144,8 @@ def replayed(results, events, places):
 class _Worker:
     """A rank as a parameter server sees it: the parameters that it has pulled, and its optimizer at the server."""
 
-    def __init__(self, rank, kind, overlap, begun):
-        self.rank, self.overlap = rank, overlap
+    def __init__(self, rank, kind, overlap, every, begun):
+        self.rank, self.overlap, self.every = rank, overlap, every
         self.model = model_of(0)
         self.optimizer = OPTIMIZERS[kind](self.model.parameters())
         self.pulled = [begun.clone()] + [torch.zeros_like(begun) for _ in range(STEPS + 1)]
@@ -157,29 +157,30 @@ class _Worker:
         self.missing[number] -= values.numel()
 
     def update(self, number):
-        """The update of its gradient of this round, or None: it has not yet pulled what the gradient is of."""
+        """The update of its gradients of this round, or None: it has not yet pulled what the first of them is of."""
         while len(self.updates) <= number:
-            step = len(self.updates)
-            if step > STEPS:
+            round = len(self.updates)
+            if round * self.every > STEPS:
                 self.updates.append(torch.zeros_like(self.pulled[0]))
                 break
-            of = max(0, step - 1 - self.overlap)
+            of = max(0, round - 1 - self.overlap)
             if self.missing[of]:
                 return None
             # A step that does not wait has only its own last update besides.
-            ahead = self.updates[-1] if self.overlap and step > 1 else 0
+            ahead = self.updates[-1] if self.overlap and round > 1 else 0
             torch.nn.utils.vector_to_parameters(self.pulled[of] + ahead, self.model.parameters())
-            gradients(self.model, self.rank, step)
             before = flat(self.model)
-            self.optimizer.step()
+            for step in range((round - 1) * self.every, round * self.every):
+                gradients(self.model, self.rank, step + 1)
+                self.optimizer.step()
             self.updates.append(flat(self.model) - before)
         return self.updates[number]
 
 
-def served(kind, overlap, results, events, places):
+def served(kind, overlap, every, results, events, places):
     """The parameters of a server that gets all ranks' gradients in the order of the log."""
     values = results[0][1][0].clone()
-    workers = [_Worker(rank, kind, overlap, values) for rank in range(len(results))]
+    workers = [_Worker(rank, kind, overlap, every, values) for rank in range(len(results))]
     queues = {part: collections.deque(lines) for part, lines in events.items()}
     while any(queues.values()):
         before = sum(map(len, queues.values()))
@@ -216,6 +217,16 @@ def test_same_as_a_parameter_server(ranks, services, tmp_path):
         job.close()
 
 
+@pytest.mark.parametrize("overlap, staleness, every", [(False, 1, 2), (True, 1, 1)])
+def test_same_with_a_bound_and_several_steps(overlap, staleness, every, tmp_path):
+    job = jobs.Ranks(3, 1, env={"TALLY_SHARED_LOG": str(tmp_path / "log"), "TALLY_PART_BYTES": "4096"})
+    try:
+        results = results_of(job, "Adam", overlap, torch.float64, staleness, every)
+        check(results, *read_log(str(tmp_path / "log"), 8), "Adam", overlap, every)
+    finally:
+        job.close()
+
+
 def test_replay_of_float32(tmp_path):
     job = jobs.Ranks(3, 1, env={"TALLY_SHARED_LOG": str(tmp_path / "log"), "TALLY_PART_BYTES": "4096"})
     try:
@@ -235,7 +246,7 @@ def killing(path, kind, overlap, *services):
         if step == 3 and hvd.rank() < len(services):
             os.kill(services[hvd.rank()], signal.SIGKILL)
 
-    told = trained(kind, overlap == "True", torch.float64, disturb)
+    told = trained(kind, overlap == "True", torch.float64, disturb=disturb)
     with open("%s.%d" % (path, hvd.rank()), "wb") as file:
         pickle.dump(told, file)
     hvd.shutdown()
