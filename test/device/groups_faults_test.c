@@ -571,6 +571,7 @@ static int hang(int rank, void *arg)
         job_await(&h->stage, 2);
         CHECK(tally_comm_abort(c, "enough") == 0);
         tally_comm_close(c);
+        tally_op_free(op);
         return 0;
     }
     while (!h->unread && fake_cuda_moved(2, 2) < read + x.bytes)

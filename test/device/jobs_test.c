@@ -574,6 +574,7 @@ static int hang_unread(int rank, void *arg)
         job_await(stage, 1);
         CHECK(tally_comm_abort(c, "enough") == 0);
         tally_comm_close(c);
+        tally_op_free(op);
         return 0;
     }
     while (fake_cuda_calls() == given)

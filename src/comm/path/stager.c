@@ -29,6 +29,7 @@
  * `lock` of a stager guards it and its works; it is taken under the loop's lock, and the inbox's is taken under it. */
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -378,9 +379,13 @@ static void *stager_main(void *arg)
 
 /* --- stagers --------------------------------------------------------------------------------------------- */
 
+/* What stays with the process, so that leak checkers find it. */
+static _Atomic(struct tly_stager *) stagers_kept;
+
 /* The GPU hangs: its threads, and all that it may still write to or that they use, stay with the process. */
 static void stager_abandon(struct tly_stager *s)
 {
+    s->next = atomic_exchange(&stagers_kept, s);
     pthread_detach(s->out.thread);
     pthread_detach(s->in.thread);
 }
