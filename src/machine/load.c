@@ -47,8 +47,8 @@ static int load_file(const char *path, char **text, size_t *length, char *why, s
 
 static int load_xml(const char *xml, struct tly_machine *m, char *why, size_t size)
 {
-    char *text, said[512];
-    size_t length;
+    char *text = NULL, said[512];
+    size_t length = 0;
     int err = load_file(xml, &text, &length, why, size);
     if (err)
         return err;
@@ -61,8 +61,8 @@ static int load_xml(const char *xml, struct tly_machine *m, char *why, size_t si
 
 static int load_links(const char *links, struct tly_machine *m, char *why, size_t size)
 {
-    char *text, said[512];
-    size_t length;
+    char *text = NULL, said[512];
+    size_t length = 0;
     int err = load_file(links, &text, &length, why, size);
     if (err)
         return err;

@@ -115,11 +115,11 @@ static int moves_deal(tally_comm *c, bool anew, uint64_t *moved)
 {
     uint32_t count = 0, at = 0;
     moves_each(c, r) count += moves_is_created(r) ? r->part_count : 0;
-    struct tly_plan_kept *all = malloc((count + 1ull) * sizeof *all);
-    uint32_t lost = all ? moves_collect(c, all) : 0;
-    int err = all ? 0 : -ENOMEM;
-    if (lost || (anew && count))
-        err = tly_plan_redeal(c->epoch->services, c->epoch->weight, count, all);
+    struct tly_plan_kept *all = calloc(count + 1ull, sizeof *all);
+    if (!all)
+        return -ENOMEM;
+    bool deals = moves_collect(c, all) > 0 || (anew && count);
+    int err = deals ? tly_plan_redeal(c->epoch->services, c->epoch->weight, count, all) : 0;
     moves_each(c, r) for (uint32_t i = 0; i < r->part_count && moves_is_created(r) && !err;
                           i++, at++) if (all[at].owner != r->parts[i].owner)
         moves_move(c, r, i, all[at].owner, moved);

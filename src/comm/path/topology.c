@@ -51,7 +51,7 @@ static void topology_take(struct tly_gpus_choice *out, const struct tly_inside_g
 {
     out->each = (uint32_t)groups->each;
     out->owners = (uint32_t)groups->owners;
-    memcpy(out->owner, groups->owner, (size_t)(ranks / groups->each * groups->owners));
+    memcpy(out->owner, groups->owner, (size_t)(ranks / groups->each) * (size_t)groups->owners);
 }
 
 static void topology_plan(const tally_comm *c, struct tly_machine *m, struct tly_machine *ours,

@@ -15,8 +15,9 @@ enum { INBOX_BYTES = 64 << 10 };
 
 void tly_shm_name_end(int fd)
 {
-    /* The kernel chooses an abstract name that no other socket has. */
-    bind(fd, &(struct sockaddr){.sa_family = AF_UNIX}, sizeof(sa_family_t));
+    /* The kernel chooses an abstract name that no other socket has.  Without one the end has no mate. */
+    int err = bind(fd, &(struct sockaddr){.sa_family = AF_UNIX}, sizeof(sa_family_t));
+    (void)err;
 }
 
 static bool direct_is_mate(struct tly_watch *w, const void *accepted)

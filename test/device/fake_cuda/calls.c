@@ -171,7 +171,7 @@ EXPORT void fake_cuda_fail(const char *what)
 
 EXPORT uint64_t fake_cuda_moved(int from, int to)
 {
-    return fake_moved[from][to];
+    return __atomic_load_n(&fake_moved[from][to], __ATOMIC_RELAXED);
 }
 
 EXPORT int fake_cuda_calls(void)
