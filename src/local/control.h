@@ -119,7 +119,7 @@ struct tly_gpus_offer {
     struct tly_device_ticket ticket;
 };
 
-/* Of the start.  `step` says how many of these are there: release. */
+/* What a rank tells the others at the start.  `step` counts the words that are there (release). */
 enum { TLY_GPUS_CHOSEN = 1, TLY_GPUS_OFFERED, TLY_GPUS_ANSWERED };
 struct tly_gpus_start {
     _Atomic uint32_t step;

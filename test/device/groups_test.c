@@ -362,7 +362,7 @@ static double net_on(int link)
     return bytes;
 }
 
-/* What has moved in machine `which` of the job is what the plan says. */
+/* Checks that the bytes moved in machine `which` of the job are those of the plan. */
 static void check_links(struct links *l, const char *name, int which)
 {
     const int first = which * l->m.gpus;

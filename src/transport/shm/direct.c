@@ -43,12 +43,16 @@ static void direct_join(struct tly_shm_channel *s)
     struct tly_shm_channel *mate = direct_find_mate(s);
     if (!mate)
         return;
-    s->inbox = malloc(INBOX_BYTES);
-    mate->inbox = malloc(INBOX_BYTES);
-    if (s->inbox && mate->inbox) {
-        s->mate = mate;
-        mate->mate = s;
+    uint8_t *inbox = malloc(INBOX_BYTES), *mates = malloc(INBOX_BYTES);
+    if (!inbox || !mates) { /* bytes go through the socket */
+        free(inbox);
+        free(mates);
+        return;
     }
+    s->inbox = inbox;
+    mate->inbox = mates;
+    s->mate = mate;
+    mate->mate = s;
 }
 
 void tly_shm_join(struct tly_shm_channel *s, const struct sockaddr_storage *from)

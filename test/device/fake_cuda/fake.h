@@ -165,7 +165,7 @@ void fake_forget_contexts(void);
 
 /* The memory in which these bytes are, or NULL. */
 struct fake_memory *fake_find(const void *at, size_t bytes);
-/* Of another process, which maps it by this serial. */
+/* An allocation of another process, which this one maps by its serial number. */
 struct fake_memory *fake_find_mapped(pid_t pid, int serial);
 /* Where the bytes of an address are, or NULL. */
 uint8_t *fake_data_of(const void *at);
