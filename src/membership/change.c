@@ -441,14 +441,12 @@ static void change_take_back(struct tly_coordinator_member *m)
     m->entered = is_rank || known;
 }
 
-/* A tallyd that left the split may be gone by now, and a guest comes again. */
-static void change_forget_idle(struct tly_roster *r)
+/* A guest comes again.  A tallyd that has said goodbye may be gone by now. */
+static void change_forget_idle(struct tly_roster *r, bool leavers)
 {
     for (uint32_t i = r->machine_count; i < r->service_count; i++)
-        if (r->services[i].state == TLY_SERVICE_IDLE) {
+        if (r->services[i].state == TLY_SERVICE_IDLE && (leavers || !r->services[i].left))
             r->services[i].state = TLY_SERVICE_GONE;
-            r->services[i].left = true;
-        }
 }
 
 /* Nobody so far was in so new an epoch: what its member knows is what the coordinator knows.  Ranks that are behind get the COMMIT that
@@ -458,9 +456,9 @@ static int change_take_newest(struct tly_coordinator *c, struct tly_roster *rost
     struct tly_writer w = {0};
     struct tly_roster settled = {0};
     uint32_t number =
-        roster->epoch + 1000; /* those that were given and nobody remembers must not come again */
-    if (roster->epoch != committed)
-        change_forget_idle(roster);
+        roster->epoch + 1000;       /* those that were given and nobody remembers must not come again */
+    if (roster->epoch != committed) /* it has been invited to meet guests since */
+        change_forget_idle(roster, false);
     roster->epoch = committed;
     for (uint32_t i = 0; i < c->roster.rank_count; i++)
         roster->ranks[i].left |= c->roster.ranks[i].left; /* who has said so to us */
@@ -477,7 +475,7 @@ static int change_take_newest(struct tly_coordinator *c, struct tly_roster *rost
         free(ids);
         return err;
     }
-    change_forget_idle(roster);
+    change_forget_idle(roster, true);
     free(c->host_id);
     tly_roster_finish(&c->settled);
     tly_roster_finish(&c->roster);

@@ -323,7 +323,7 @@ static void coordinator_on_goodbye(struct tly_coordinator_member *m)
     if (m->entered && m->info.role == TLY_ROLE_RANK && m->info.rank < c->roster.rank_count)
         coordinator_note_left(c, m->info.rank);
     if (m->service != TLY_NO_SERVICE)
-        c->roster.services[m->service].left = true;
+        c->roster.services[m->service].left = 1;
     if (m->service != TLY_NO_SERVICE && c->roster.services[m->service].state == TLY_SERVICE_ACTIVE) {
         c->roster.services[m->service].state = TLY_SERVICE_IDLE; /* it stays for what it has begun */
         c->wanted = true;

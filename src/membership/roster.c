@@ -104,6 +104,7 @@ void tly_roster_write(struct tly_writer *w, const struct tly_roster *r)
         tly_write32(w, s->rests);
         tly_write32(w, s->card);
         tly_write32(w, s->weight);
+        tly_write32(w, s->left);
         tly_endpoints_write(w, &s->at);
         tly_write_text(w, s->host);
     }
@@ -164,12 +165,13 @@ int tly_roster_read(struct tly_reader *rd, struct tly_roster *out)
         s->rests = tly_read32(rd);
         s->card = tly_read32(rd);
         s->weight = tly_read32(rd);
+        s->left = tly_read32(rd);
         bad |= tly_endpoints_read(rd, &s->at) != 0;
         tly_read_text(rd, s->host, sizeof s->host);
         bad |= s->role != (i < r.machine_count ? TLY_ROLE_RANK : TLY_ROLE_TALLYD) ||
                (i < r.machine_count && s->rank >= r.rank_count) || s->bandwidth > TLY_MAX_RATE ||
                s->sum_rate > TLY_MAX_RATE || s->said > TLY_MAX_RATE || s->sum_found > TLY_MAX_RATE ||
-               s->measured > 1 || s->tried > 1 || s->rests > 1 || s->card > i ||
+               s->measured > 1 || s->tried > 1 || s->rests > 1 || s->left > 1 || s->card > i ||
                r.services[s->card].card != s->card ||
                s->state > (i < r.machine_count ? TLY_SERVICE_ACTIVE : TLY_SERVICE_GONE);
         any_weight |= s->weight > 0;

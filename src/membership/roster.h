@@ -64,9 +64,9 @@ struct tly_roster_service {
     uint32_t rests;            /* 1: so slow that it has no share for a while */
     uint32_t card;   /* the first service behind the same network card: its own index or a lower one */
     uint32_t weight; /* its share of all bytes, over the sum of weights */
+    uint32_t left;   /* 1: a tallyd that has said goodbye */
     struct tly_endpoints at;
     char host[64];
-    bool left; /* a tallyd that has said goodbye; the coordinator's, not in messages */
 };
 
 /* All that an epoch consists of.  Services 0..machines-1 are the machines' own, then the tallyd. */

@@ -94,6 +94,7 @@ static void fill(struct tly_roster *r)
     r->ranks[1].local_rank = 1;
     r->ranks[2].machine = 1;
     r->ranks[2].left = 1;
+    r->services[2].left = 1;
     for (uint32_t i = 0; i < 3; i++) {
         r->services[i].role = i < 2 ? TLY_ROLE_RANK : TLY_ROLE_TALLYD;
         r->services[i].rank = i == 1 ? 2 : 0;
@@ -121,6 +122,7 @@ static void round_trip_and_every_truncation(void **state)
     assert_memory_equal(&back.services[2].at, &r.services[2].at, sizeof r.services[2].at);
     assert_true(back.services[2].bandwidth == 2000000000ull && back.services[2].card == 1);
     assert_int_equal(back.services[2].weight, 3);
+    assert_true(back.services[2].left && !back.services[1].left);
     tly_roster_finish(&back);
     for (size_t n = 0; n < w.len; n++) {
         struct tly_reader cut = {w.data, n, false};
@@ -132,7 +134,7 @@ static void round_trip_and_every_truncation(void **state)
 
 static void nonsense_is_refused(void **state)
 {
-    for (int i = 0; i < 13; i++) {
+    for (int i = 0; i < 14; i++) {
         struct tly_roster r, back;
         struct tly_writer w = {0};
         fill(&r);
@@ -174,6 +176,9 @@ static void nonsense_is_refused(void **state)
             r.ranks[1].left = 2;
             break;
         case 12:
+            r.services[2].left = 2;
+            break;
+        case 13:
             r.epoch = 0;
             break;
         }
@@ -181,7 +186,7 @@ static void nonsense_is_refused(void **state)
         struct tly_reader rd = {w.data, w.len, false};
         int err = tly_roster_read(&rd, &back);
         assert_int_equal(err,
-                         i == 12 ? 0 : -EPROTO); /* the last one shows that the rest is what is refused */
+                         i == 13 ? 0 : -EPROTO); /* the last one shows that the rest is what is refused */
         if (!err)
             tly_roster_finish(&back);
         free(w.data);

@@ -1,5 +1,5 @@
 /* shared_takeover_test.c - a coordinator dies between its COMMITs while shares of shared tensors change.  The next one gives the
- * others that COMMIT.  All ranks deal the parts alike, and every addition counts once. */
+ * others that COMMIT, also if it has invited a guest since.  All ranks deal the parts alike, and every addition counts once. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -20,16 +20,20 @@ struct board {
     atomic_int stage;                     /* of the coordinator: */
 #define DIES 1
 #define COMES 2
-    bool leaves; /* the change: the tallyd leaves, or else another one comes */
+    atomic_int met; /* ranks that have been invited to meet the guest */
+    bool leaves;    /* the change: the tallyd leaves, or else another one comes */
+    bool guest;     /* after the change another one comes, whom one rank has not met */
 };
 
 /* --- a COMMIT is lost ---------------------------------------------------------------------------- */
 
 /* What this rank knew before. */
 static struct {
+    struct board *board;
     void (*prepare)(void *user, const struct tly_roster *next);
     void (*promised)(void *user, const struct tly_begun *round);
     void (*changed)(void *user, const struct tly_roster *roster);
+    void (*invited)(void *user);
     struct tly_writer roster;
     uint32_t committed;
     atomic_bool lost;
@@ -39,13 +43,17 @@ static void lose_promise(void *comm, const struct tly_begun *round)
 {
 }
 
-static void lose_commit(void *comm, const struct tly_roster *roster)
+static void lose_roster(struct tly_member *m)
 {
-    struct tly_member *m = &((tally_comm *)comm)->member;
     struct tly_reader r = {before.roster.data, before.roster.len, false};
     tly_roster_finish(&m->roster);
     CHECK(tly_roster_read(&r, &m->roster) == 0);
-    free(before.roster.data);
+}
+
+static void lose_commit(void *comm, const struct tly_roster *roster)
+{
+    struct tly_member *m = &((tally_comm *)comm)->member;
+    lose_roster(m);
     m->committed = before.committed;
     m->prepare = before.prepare;
     m->promised = before.promised;
@@ -62,6 +70,29 @@ static void prepare_to_lose(void *comm, const struct tly_roster *next)
     CHECK(!before.roster.failed);
     before.committed = m->committed;
     before.prepare(comm, next);
+}
+
+static void lose_invitation(void *comm)
+{
+    lose_roster(&((tally_comm *)comm)->member);
+    atomic_fetch_add(&before.board->met, 1);
+}
+
+static void note_invitation(void *comm)
+{
+    before.invited(comm);
+    atomic_fetch_add(&before.board->met, 1);
+}
+
+/* This rank notes the next INVITE, or does not get it. */
+static void await_invitation(tally_comm *c, struct board *b, bool lose)
+{
+    struct tly_member *m = &c->member;
+    tly_loop_lock(&c->loop);
+    before.board = b;
+    before.invited = m->invited;
+    m->invited = lose ? lose_invitation : note_invitation;
+    tly_loop_unlock(&c->loop);
 }
 
 /* This rank answers the next PREPARE, and does not get its COMMIT. */
@@ -107,6 +138,8 @@ static int run_between(int rank, void *arg)
     shared_create(c, "whole", first, COUNT, TALLY_INT64, 0);
     shared_add(c, "whole", mine);
     job_barrier(c);
+    if (b->guest)
+        await_invitation(c, b, rank == BEHIND);
     if (rank == BEHIND)
         lose_the_next_commit(c);
     if (rank == LATE) {
@@ -138,10 +171,11 @@ static int run_between(int rank, void *arg)
     return 0;
 }
 
-static void take_over(bool leaves)
+static void take_over(bool leaves, bool guest)
 {
     struct board *b = job_shared(sizeof *b);
     b->leaves = leaves;
+    b->guest = guest;
     struct job j = {.ranks = RANKS,
                     .tallyds = 1,
                     .main = run_between,
@@ -160,6 +194,11 @@ static void take_over(bool leaves)
         job_start_tallyd(&j, 1);
     }
     job_await(&b->committed, 2);
+    if (guest) {
+        j.tallyds = 2;
+        job_start_tallyd(&j, 1);
+        job_await(&b->met, RANKS);
+    }
     kill(coordinator, SIGKILL);
     waitpid(coordinator, NULL, 0);
     atomic_store(&b->stage, DIES);
@@ -176,12 +215,17 @@ static void take_over(bool leaves)
 
 static void test_a_tallyd_comes(void **state)
 {
-    take_over(false);
+    take_over(false, false);
 }
 
 static void test_a_tallyd_leaves(void **state)
 {
-    take_over(true);
+    take_over(true, false);
+}
+
+static void test_a_tallyd_leaves_and_a_guest_comes(void **state)
+{
+    take_over(true, true);
 }
 
 int main(void)
@@ -189,6 +233,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_tallyd_comes),
         cmocka_unit_test(test_a_tallyd_leaves),
+        cmocka_unit_test(test_a_tallyd_leaves_and_a_guest_comes),
     };
     return cmocka_run_group_tests_name("shared_takeover", tests, NULL, NULL);
 }
