@@ -165,8 +165,10 @@ void tly_epoch_lose(tally_comm *c, uint32_t service)
 
 bool tly_epoch_shares_as(const struct tly_epoch *a, const struct tly_epoch *b)
 {
-    return a->services == b->services &&
-           memcmp(a->weight, b->weight, (size_t)a->services * sizeof *a->weight) == 0;
+    for (int i = 0; i < a->services || i < b->services; i++)
+        if ((i < a->services ? a->weight[i] : 0) != (i < b->services ? b->weight[i] : 0))
+            return false;
+    return true;
 }
 
 void tly_epoch_decided(tally_comm *c, const struct tally_op *op)

@@ -76,7 +76,7 @@ uint16_t tly_epoch_owner(tally_comm *c, const struct tly_epoch *e, uint64_t key,
 uint32_t tly_epoch_came(const struct tly_epoch *e, uint16_t dealt);
 /* The service of this place leaves the job with the newest epoch. */
 void tly_epoch_lose(tally_comm *c, uint32_t service);
-/* Do two epochs share the sums out alike? */
+/* Do two epochs share the sums out alike?  Ranks may not all know of a service without a share. */
 bool tly_epoch_shares_as(const struct tly_epoch *a, const struct tly_epoch *b);
 uint16_t tly_epoch_substitute(const tally_comm *c, uint64_t key, uint32_t part);
 /* A verdict ends the operation.  A rank that begins its round later must ask the same home. */
