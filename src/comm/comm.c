@@ -55,9 +55,10 @@
 
 enum { CLOSE_S = 10, CONNECT_S = 20, HOLDER_S = 15 };
 
-/* The fastest card, bit/s, on which one thread runs both the rank's loop and its service's.  Both together take about a tenth of
- * a core while such a card is full, so neither waits long for the other.  On a fast card they have to work at the same time. */
-enum { ONE_THREAD_RATE = 1000000000 };
+/* The fastest card, bit/s, on which one thread runs both the rank's loop and its service's.  Both together take a third of a
+ * core while such a card is full, so neither waits long for the other.  On a faster card they have to work at the same
+ * time. */
+static const uint64_t ONE_THREAD_RATE = 2500000000;
 
 /* --- timeline ------------------------------------------------------------------------------------ */
 
