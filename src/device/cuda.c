@@ -303,17 +303,16 @@ void tly_device_address(char out[TLY_DEVICE_ADDRESS])
         out[0] = '\0';
 }
 
-/* Failures are ignored: after one that is fatal all calls fail. */
+/* Failures are ignored: after one that is fatal all calls fail.  No lane is waited for, because one may wait for a stream of the
+ * application that is held for ever. */
 static void cuda_destroy(struct tly_device *d)
 {
     int mode = CAPTURE_RELAXED;
     bool within = d->context && driver.cuThreadExchangeStreamCaptureMode(&mode) == 0 &&
                   driver.cuCtxPushCurrent(d->context) == 0;
     if (within)
-        for (int i = 0; i < TLY_LANES && d->lane[i]; i++) {
-            driver.cuStreamSynchronize(d->lane[i]);
+        for (int i = 0; i < TLY_LANES && d->lane[i]; i++)
             driver.cuStreamDestroy(d->lane[i]);
-        }
     for (struct tly_mark *m; (m = d->free_marks);) {
         d->free_marks = m->next;
         if (within)

@@ -48,8 +48,8 @@ void tly_device_address(char out[TLY_DEVICE_ADDRESS]);
 int tly_device_open(int number, struct tly_device **out);
 /* Give the device the lanes from TLY_LANE_GROUP on, which it does not have before.  No work may be given meanwhile. */
 int tly_device_add_lanes(struct tly_device *d);
-/* The last time waits for the work in its lanes.  What it has allocated, registered, mapped or marked must have been given
- * back. */
+/* Waits for nothing.  The last time, what it has allocated, registered, mapped or marked must have been given back, and no work
+ * on such memory is left: a lane may only have waits for streams. */
 void tly_device_close(struct tly_device *d);
 
 /* --- memory -------------------------------------------------------------------------------------------- */

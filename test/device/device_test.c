@@ -164,6 +164,7 @@ static void copies_follow_a_stream(void **state)
         assert_int_equal(fake_cuda_moved(0, 1), (1 + follow) * BYTES);
         tly_device_unmark(d, in);
         tly_device_unmark(d, out);
+        assert_int_equal(cuStreamSynchronize(stream), 0);
         assert_int_equal(cuStreamDestroy_v2(stream), 0);
         assert_int_equal(cuCtxPopCurrent_v2(&context), 0);
         assert_int_equal(cuDevicePrimaryCtxRelease_v2(0), 0);
@@ -195,6 +196,32 @@ static void captured_streams(void **state)
     assert_int_equal(cuCtxPopCurrent_v2(&context), 0);
     assert_int_equal(cuDevicePrimaryCtxRelease_v2(0), 0);
     close_all(d);
+}
+
+/* A lane waits for a stream that is held until the device has been closed. */
+static void a_close_waits_for_no_stream(void **state)
+{
+    struct tly_device *d = open_with("gpus=1", 0);
+    void *context, *stream;
+    struct tly_mark *mark;
+    assert_int_equal(cuDevicePrimaryCtxRetain(&context, 0), 0);
+    assert_int_equal(cuCtxPushCurrent_v2(context), 0);
+    assert_int_equal(cuStreamCreate(&stream, 1), 0);
+    void *x = alloc(d, BYTES), *y = alloc(d, BYTES);
+    assert_int_equal(cuMemcpyAsync((uintptr_t)x, (uintptr_t)y, BYTES, stream), 0);
+    fake_cuda_hold(stream, 1);
+    assert_int_equal(tly_device_mark_stream(d, stream, &mark), 0);
+    assert_int_equal(tly_device_after(d, TLY_LANE_OUT, mark), 0);
+    tly_device_unmark(d, mark);
+    tly_device_close(d);
+    fake_cuda_hold(stream, 0);
+    assert_int_equal(cuStreamSynchronize(stream), 0);
+    assert_int_equal(cuMemFree_v2((uintptr_t)x), 0);
+    assert_int_equal(cuMemFree_v2((uintptr_t)y), 0);
+    assert_int_equal(cuStreamDestroy_v2(stream), 0);
+    assert_int_equal(cuCtxPopCurrent_v2(&context), 0);
+    assert_int_equal(cuDevicePrimaryCtxRelease_v2(0), 0);
+    assert_int_equal(fake_cuda_left(), 0);
 }
 
 /* --- bits ----------------------------------------------------------------------------------------------- */
@@ -495,6 +522,7 @@ int main(void)
         cmocka_unit_test(no_gpu),
         cmocka_unit_test(copies_follow_a_stream),
         cmocka_unit_test(captured_streams),
+        cmocka_unit_test(a_close_waits_for_no_stream),
         cmocka_unit_test(sums_have_the_hosts_bits),
         cmocka_unit_test(other_reductions_are_the_hosts),
         cmocka_unit_test(each_call_fails),

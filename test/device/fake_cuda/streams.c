@@ -134,7 +134,10 @@ void fake_give(struct fake_stream *s, struct fake_work w)
 
 struct fake_stream *fake_stream_of(void *handle)
 {
-    return handle ? handle : &fake_gpu()->by_default;
+    struct fake_stream *s = handle ? handle : &fake_gpu()->by_default;
+    if (s->gone)
+        fake_die("a stream is used that has been destroyed");
+    return s;
 }
 
 void fake_begin_stream(struct fake_stream *s, int gpu)
@@ -158,9 +161,7 @@ EXPORT int cuStreamCreate(void **out, unsigned flags)
 EXPORT int cuStreamDestroy_v2(void *handle)
 {
     ENTER("cuStreamDestroy", true);
-    struct fake_stream *s = handle;
-    stream_force(s, s->given);
-    s->gone = true; /* events may still name it */
+    fake_stream_of(handle)->gone = true; /* its work goes on, and events may still name it */
     return fake_leave(OK);
 }
 

@@ -1,0 +1,61 @@
+/* closing_test.c - ranks whose GPU fails or is held, and which then close: the close ends, and the other ranks hear why. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "test/device/application.h"
+#include "test/device/fake_cuda.h"
+#include "test/device/groups.h"
+#include "test/service/job.h"
+
+#include <cmocka.h>
+
+static int begin(const struct gpu *g, tally_comm *c, const struct tensor *x, tally_op **op)
+{
+    struct tally_options o = on_gpu(g);
+    return tally_push_pull(c, "x", x->device, x->device, x->bytes / 4, TALLY_FLOAT32, TALLY_SUM, &o, op);
+}
+
+/* The application's stream is held until all have closed.  A lane waits for it, and the copy behind that has failed. */
+static int close_behind_a_stream(int rank, void *arg)
+{
+    const bool grouped = arg;
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, grouped ? rank : 0, "gpus=2 peers=0:1");
+    tally_comm *c = job_open();
+    make(&x, 100000);
+    memset(x.host, 0, x.bytes);
+    upload(&g, &x);
+    fake_cuda_hold(g.stream, 1);
+    fake_cuda_fail("cuMemcpyAsync:1");
+    CHECK(begin(&g, c, &x, &op) == 0);
+    CHECK(job_ends(op) != 0);
+    CHECK(tally_comm_close(c) == 0);
+    fake_cuda_hold(g.stream, 0);
+    CHECK(cuStreamSynchronize(g.stream) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void streams_are_held_for_ever(void **state)
+{
+    struct job apart = {.ranks = 2, .main = close_behind_a_stream};
+    struct job grouped = {.ranks = 2,
+                          .machine = together,
+                          .main = close_behind_a_stream,
+                          .arg = &grouped,
+                          .settings = {"TALLY_GPU_GROUP=2"}};
+    job_run(&apart);
+    job_run(&grouped);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(streams_are_held_for_ever),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
