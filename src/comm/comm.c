@@ -117,9 +117,19 @@ static void comm_on_goodbye(void *user)
 
 /* --- the thread ---------------------------------------------------------------------------------- */
 
+/* Fail if another thread has found that the job cannot go on. */
+static void comm_hear(tally_comm *c)
+{
+    const char *reason;
+    int err = tly_inbox_broken(&c->inbox, &reason);
+    if (err && !tly_comm_is_doomed(c))
+        tly_comm_fail(c, err, reason);
+}
+
 static int64_t comm_prepare(struct tly_hook *h)
 {
     tally_comm *c = tly_list_entry(h, tally_comm, running.hook);
+    comm_hear(c);
     tly_op_drain(c);
     tly_op_drain_stages(c);
     tly_queue_admit(c);
@@ -129,10 +139,6 @@ static int64_t comm_prepare(struct tly_hook *h)
 static void comm_tick(struct tly_hook *h)
 {
     tally_comm *c = tly_list_entry(h, tally_comm, running.hook);
-    const char *reason;
-    int err = tly_inbox_broken(&c->inbox, &reason);
-    if (err && !tly_comm_is_doomed(c))
-        tly_comm_fail(c, err, reason);
     tly_comm_tick(c);
     for (int i = 0; i < c->services && !tly_comm_failed(c); i++)
         tly_peer_tick(&c->peers[i]);
@@ -569,6 +575,15 @@ static void comm_sum_up_cost(uint64_t bytes, char *out, size_t len)
                  tly_number_text((double)tly_thread_cpu() / (double)bytes, seconds));
 }
 
+/* Has nothing failed, so that this rank may leave? */
+static bool comm_is_well(tally_comm *c)
+{
+    tly_loop_lock(&c->loop);
+    comm_hear(c);
+    tly_loop_unlock(&c->loop);
+    return !tly_comm_failed(c);
+}
+
 int tally_comm_close(tally_comm *c)
 {
     if (!c || tly_comm_is_forked(c))
@@ -581,7 +596,7 @@ int tally_comm_close(tally_comm *c)
         tly_local_drain(c->local, deadline);
     bool local =
         c->local_has_all && !tly_stage_follows(STAGE_ENGINE); /* else the loop may have some for the engine */
-    if (local && !tly_comm_failed(c))
+    if (local && comm_is_well(c))
         tly_local_leave(c->local);
     tly_loop_lock(&c->loop);
     tly_op_drain(c);
@@ -589,10 +604,11 @@ int tally_comm_close(tally_comm *c)
     tly_loop_unlock(&c->loop);
     if (busy)
         tly_comm_wait_idle(c, deadline);
-    if (c->local && !local && !tly_comm_failed(c))
+    if (c->local && !local && comm_is_well(c))
         tly_local_leave(c->local); /* operations of the loop's had to end first */
 
     tly_loop_lock(&c->loop);
+    comm_hear(c);
     if (c->local)
         tly_local_fail(c->local, ESHUTDOWN, "the communicator was closed");
     tly_op_end_all(c, ESHUTDOWN, "the communicator was closed");

@@ -1,4 +1,5 @@
 /* closing_test.c - ranks whose GPU fails or is held, and which then close: the close ends, and the other ranks hear why. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -52,10 +53,45 @@ static void streams_are_held_for_ever(void **state)
     job_run(&grouped);
 }
 
+/* Rank 1's submission finds that its GPU is lost, and the rank closes at once. */
+static int close_with_a_lost_gpu(int rank, void *arg)
+{
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, 0, "gpus=1");
+    tally_comm *c = job_open();
+    make(&x, 100000);
+    CHECK(begin(&g, c, &x, &op) == 0);
+    job_expect(op, 0);
+    job_barrier(c);
+    if (rank == 1)
+        fake_cuda_lose(719);
+    int err = begin(&g, c, &x, &op);
+    if (rank == 0 && !err)
+        err = job_ends(op);
+    CHECK(err == -ENODEV);
+    CHECK_HOLDS(tally_error(), "cannot use the GPU any more");
+    if (rank == 0)
+        CHECK_HOLDS(tally_error(), "rank 1");
+    tally_comm_close(c);
+    return 0;
+}
+
+static void others_hear_of_a_lost_gpu(void **state)
+{
+    struct job apart = {.ranks = 2, .main = close_with_a_lost_gpu};
+    struct job joint = {
+        .ranks = 2, .machine = together, .main = close_with_a_lost_gpu, .settings = {"TALLY_GPU_GROUP=1"}};
+    job_run(&apart);
+    job_run(&joint);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(streams_are_held_for_ever),
+        cmocka_unit_test(others_hear_of_a_lost_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
