@@ -137,6 +137,9 @@ static void little_memory_can_be_pinned(void **state)
 static void shared_memory_is_not_pinned(void **state)
 {
     run_sums(4, 0, pairs, NULL, (struct plan){.driver = "gpus=1 unshared"});
+    /* nor for these reasons; the tensors' own memory is pinned before */
+    run_sums(4, 0, pairs, NULL, (struct plan){.driver = "gpus=1 fail=cuMemHostRegister:800:7"});
+    run_sums(4, 0, pairs, NULL, (struct plan){.driver = "gpus=1 fail=cuMemHostRegister:712:7"});
 }
 
 /* --- bad input -------------------------------------------------------------------------------------------- */

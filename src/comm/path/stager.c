@@ -133,7 +133,7 @@ static void stager_free_piece(struct tly_stager *s, struct stager_piece *p)
     free(p);
 }
 
-/* Memory that is pinned.  Some systems do not pin shared memory. */
+/* Memory that is pinned.  Some systems do not pin shared memory, for various reasons. */
 static int stager_take_memory(struct tly_stager *s, size_t bytes, void **data)
 {
     int err = tly_pool_alloc(s->segment, bytes, data);
@@ -144,7 +144,7 @@ static int stager_take_memory(struct tly_stager *s, size_t bytes, void **data)
         return 0;
     bool shared = s->segment && tly_segment_place(s->segment, *data, bytes);
     tly_pool_free(*data);
-    if (!shared || (err != -ENOTSUP && err != -EINVAL))
+    if (!shared || err == -ENOMEM || err == -ENODEV) /* private memory would not be pinned either */
         return err;
     tly_warn("comm", "memory that ranks share is not pinned, so GPUs' tensors are copied once more: %s",
              tly_error());
