@@ -143,6 +143,8 @@ static bool cuda_is_fatal(int code)
     case 702: /* time-out of a kernel */
     case 709: /* context destroyed */
     case 710: /* assertion of a kernel */
+    case 810: /* MPS has ended this client */
+    case 911: /* failure of a device that is not CUDA's */
         return true;
     default: /* what a kernel must not do, up to "launch failed" */
         return (code >= 714 && code <= 719) || code == 721;

@@ -430,6 +430,32 @@ static void each_call_fails(void **state)
     fake_cuda_reset();
 }
 
+/* cuda.h says of some failures that the process must be started anew. */
+static void failures_that_last(void **state)
+{
+    static const struct {
+        int code;
+        bool lasts;
+    } codes[] = {{1, false},   {2, false},   {4, true},    {100, false}, {214, true}, {220, true},
+                 {226, true},  {400, false}, {700, true},  {702, true},  {709, true}, {710, true},
+                 {712, false}, {714, true},  {719, true},  {720, false}, {721, true}, {800, false},
+                 {801, false}, {810, true},  {900, false}, {908, false}, {911, true}, {999, false}};
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        struct tly_device *d = open_with("gpus=1", 0);
+        char what[32];
+        void *x;
+        snprintf(what, sizeof what, "cuMemAlloc:%d", codes[i].code);
+        fake_cuda_fail(what);
+        int err = tly_device_alloc(d, 64, &x), later = tly_device_alloc(d, 64, &x);
+        if ((err == -ENODEV) != codes[i].lasts || later != (codes[i].lasts ? -ENODEV : 0))
+            fail_msg("%d: %d, then %d", codes[i].code, err, later);
+        if (!later)
+            assert_int_equal(tly_device_free(d, x), 0);
+        tly_device_close(d);
+        fake_cuda_reset();
+    }
+}
+
 /* An illegal address of a kernel: the next call says it, and all calls after that say the same. */
 static void a_failure_that_lasts(void **state)
 {
@@ -526,6 +552,7 @@ int main(void)
         cmocka_unit_test(sums_have_the_hosts_bits),
         cmocka_unit_test(other_reductions_are_the_hosts),
         cmocka_unit_test(each_call_fails),
+        cmocka_unit_test(failures_that_last),
         cmocka_unit_test(a_failure_that_lasts),
         cmocka_unit_test(too_little_memory_to_pin),
         cmocka_unit_test(threads),

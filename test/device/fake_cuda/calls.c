@@ -89,6 +89,17 @@ static void calls_start(void)
 
 /* --- calls -------------------------------------------------------------------------------------------------- */
 
+/* Codes after which the process must be started anew, by cuda.h. */
+static bool calls_lasts(int code)
+{
+    static const int lasting[] = {4,   214, 220, 226, 700, 702, 709, 710, 714,
+                                  715, 716, 717, 718, 719, 721, 810, 911};
+    bool lasts = false;
+    for (size_t i = 0; i < sizeof lasting / sizeof *lasting; i++)
+        lasts |= lasting[i] == code;
+    return lasts;
+}
+
 int fake_fault(const char *call)
 {
     if (strcmp(failing.call, call) != 0 || ++failing.seen < failing.at ||
@@ -96,7 +107,7 @@ int fake_fault(const char *call)
         return OK;
     if (failing.code == KILLED)
         kill(getpid(), SIGKILL);
-    if (failing.code == ILLEGAL_ADDRESS || failing.code == LAUNCH_FAILED)
+    if (calls_lasts(failing.code))
         fake_fatal = failing.code;
     return failing.code;
 }
