@@ -36,6 +36,7 @@ enum {
     EVENT_BLOCKING = 1,
     EVENT_NO_TIMING = 2,
     REGISTER_PORTABLE = 1,
+    REGISTER_MAPPED = 2,
     IPC_ENABLE_PEERS = 1,
 };
 enum { POINTER_TYPE = 2, POINTER_MANAGED = 8, POINTER_DEVICE = 9, TYPE_DEVICE = 2 };
@@ -59,6 +60,7 @@ enum { POINTER_TYPE = 2, POINTER_MANAGED = 8, POINTER_DEVICE = 9, TYPE_DEVICE = 
     F(cuMemFree, cuMemFree_v2, (cuda_address)) \
     F(cuMemHostRegister, cuMemHostRegister_v2, (void *, size_t, unsigned)) \
     F(cuMemHostUnregister, cuMemHostUnregister, (void *)) \
+    F(cuMemHostGetDevicePointer, cuMemHostGetDevicePointer_v2, (cuda_address *, void *, unsigned)) \
     F(cuIpcGetMemHandle, cuIpcGetMemHandle, (struct tly_device_ticket *, cuda_address)) \
     F(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, (cuda_address *, struct tly_device_ticket, unsigned)) \
     F(cuIpcCloseMemHandle, cuIpcCloseMemHandle, (cuda_address)) \
@@ -425,7 +427,16 @@ int tly_device_free(struct tly_device *d, void *memory)
 
 int tly_device_register(struct tly_device *d, void *memory, size_t bytes)
 {
-    return WITHIN(d, CALL(d, cuMemHostRegister, memory, bytes, REGISTER_PORTABLE));
+    return WITHIN(d, CALL(d, cuMemHostRegister, memory, bytes, REGISTER_PORTABLE | REGISTER_MAPPED));
+}
+
+int tly_device_reach(struct tly_device *d, void *memory, void **out)
+{
+    cuda_address address;
+    int err = WITHIN(d, CALL(d, cuMemHostGetDevicePointer, &address, memory, 0));
+    if (!err)
+        *out = (void *)(uintptr_t)address;
+    return err;
 }
 
 int tly_device_unregister(struct tly_device *d, void *memory)

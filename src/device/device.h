@@ -62,6 +62,8 @@ int tly_device_free(struct tly_device *d, void *memory);
 /* Let GPUs copy from and to this memory of the host.  It begins and ends at a page.  -ENOMEM: it cannot be pinned. */
 int tly_device_register(struct tly_device *d, void *memory, size_t bytes);
 int tly_device_unregister(struct tly_device *d, void *memory);
+/* The address by which kernels of this GPU use registered memory.  Some GPUs do not know the host's. */
+int tly_device_reach(struct tly_device *d, void *memory, void **out);
 
 /* A ticket for memory of tly_device_alloc, with which another process of this machine maps it. */
 struct tly_device_ticket {
@@ -80,8 +82,8 @@ int tly_device_unmap(struct tly_device *d, void *memory);
 int tly_device_copy(struct tly_device *d, enum tly_lane lane, void *to, const void *from, size_t bytes,
                     struct tly_mark **out);
 
-/* Sum as tly_reduce() does, with its bits, and mark it; 1 <= n <= TLY_DEVICE_INPUTS.  All memory is this GPU's, mapped or
- * registered.  tly_device_sums() says if it can. */
+/* Sum as tly_reduce() does, with its bits, and mark it; 1 <= n <= TLY_DEVICE_INPUTS.  All memory is this GPU's, mapped, or
+ * registered and of tly_device_reach().  tly_device_sums() says if it can. */
 enum { TLY_DEVICE_INPUTS = 8 };
 bool tly_device_sums(const struct tly_reduction *r);
 int tly_device_sum(struct tly_device *d, enum tly_lane lane, const struct tly_reduction *r, int n,

@@ -55,7 +55,8 @@ struct tly_gpus {
     uint32_t owners;              /* as in struct tly_gpus_choice, as the next */
     uint8_t owner[TLY_LOCAL_RANKS];
     struct tly_gpus_shared *own,
-        *of[TLY_LOCAL_RANKS]; /* of each rank; ours in the pool, with the staging behind it */
+        *of[TLY_LOCAL_RANKS];        /* of each rank; ours in the pool, with the staging behind it */
+    struct tly_gpus_shared *reached; /* `own`, as the GPU's kernels address it */
     bool registered, begun;
     void *buffer;                /* owned, on the GPU: a slot for each piece */
     void *mapped[TLY_GPUS_EACH]; /* of each of the group; ours is the buffer */
@@ -177,7 +178,8 @@ static int gpus_give(struct tly_gpus *g, enum tly_order_step step, uint64_t n, s
         how.to_partial = g->groups > 1;
         for (uint32_t i = 0; i < g->each; i++)
             in[i] = gpus_in_buffer(g->mapped[i], n);
-        return tly_device_sum(g->device, lane, &how, (int)g->each, in, gpus_is_whole(g, p) ? slot : staged,
+        return tly_device_sum(g->device, lane, &how, (int)g->each, in,
+                              gpus_is_whole(g, p) ? slot : gpus_staging(g->reached, n),
                               p->bytes / tly_reduce_element_size(op->dtype), mark);
     case TLY_STEP_BACK:
         return tly_device_copy(g->device, lane, slot, staged, p->bytes, mark);
@@ -507,6 +509,8 @@ static int gpus_make_shared(struct tly_gpus *g, uint64_t *place)
     memset(memory, 0, HEAD);
     err = tly_device_register(g->device, memory, bytes);
     g->registered = !err;
+    if (!err && (err = tly_device_reach(g->device, memory, &memory)) == 0)
+        g->reached = memory;
     return err;
 }
 
@@ -590,17 +594,17 @@ static int gpus_try_sum(struct tly_gpus *g)
 {
     const struct tly_reduction how = {.dtype = TALLY_UINT64, .op = TALLY_SUM, .prescale = 1, .postscale = 1};
     const void *in[TLY_GPUS_EACH];
-    uint8_t *staged = gpus_staging(g->own, 0);
     uint64_t sum = 0, found;
     struct tly_mark *mark;
     for (uint32_t i = 0; i < g->each; i++) {
         in[i] = g->mapped[i];
         sum += tly_gpus_start(g->local, g->group * g->each + i)->offer.nonce;
     }
-    int err = tly_device_sum(g->device, gpus_lane_of(TLY_STEP_SUM), &how, (int)g->each, in, staged, 1, &mark);
+    int err = tly_device_sum(g->device, gpus_lane_of(TLY_STEP_SUM), &how, (int)g->each, in,
+                             gpus_staging(g->reached, 0), 1, &mark);
     if (!err)
         err = gpus_wait_for(g, mark);
-    memcpy(&found, staged, sizeof found);
+    memcpy(&found, gpus_staging(g->own, 0), sizeof found);
     return err || found == sum ? err : tly_fail(EIO, "a sum on the GPU is wrong");
 }
 

@@ -324,6 +324,28 @@ static void sums_have_the_hosts_bits(void **state)
     close_all(d);
 }
 
+/* A kernel writes to the host's memory by the address that the GPU has for it. */
+static void sums_reach_the_host(void **state)
+{
+    struct tly_reduction r = {.dtype = TALLY_INT32, .op = TALLY_SUM, .prescale = 1, .postscale = 1};
+    struct tly_device *d = open_with("gpus=1", 0);
+    int32_t *host = (int32_t *)(void *)pages(PAGE), *x = alloc(d, PAGE);
+    const void *twice[] = {x, x};
+    void *reached;
+    assert_int_equal(tly_device_reach(d, host, &reached), -EINVAL);
+    assert_int_equal(tly_device_register(d, host, PAGE), 0);
+    assert_int_equal(tly_device_reach(d, host, &reached), 0);
+    for (int i = 0; i < 100; i++)
+        ((int32_t *)fake_cuda_data(x))[i] = i;
+    sum_now(d, &r, 2, twice, (int32_t *)reached + 7, 100);
+    for (int i = 0; i < 100; i++)
+        assert_int_equal(host[7 + i], 2 * i);
+    assert_int_equal(tly_device_unregister(d, host), 0);
+    assert_int_equal(tly_device_free(d, x), 0);
+    close_all(d);
+    munmap(host, PAGE);
+}
+
 static void other_reductions_are_the_hosts(void **state)
 {
     for (int op = 0; op < TLY_REDUCTION_COUNT; op++)
@@ -341,7 +363,7 @@ static int everything(void)
     struct tly_device *d;
     struct tly_device_ticket ticket;
     struct tly_mark *mark = NULL, *summed = NULL;
-    void *x = NULL, *mapped;
+    void *x = NULL, *mapped, *reached;
     bool registered = false;
     int number, err = tly_device_open(0, &d);
     if (err) {
@@ -351,6 +373,8 @@ static int everything(void)
     if (!err)
         err = tly_device_register(d, host, PAGE);
     registered = !err;
+    if (!err)
+        err = tly_device_reach(d, host, &reached);
     if (!err)
         err = tly_device_alloc(d, PAGE, &x);
     if (!err)
@@ -395,11 +419,27 @@ static int everything(void)
 }
 
 static const char *const calls[] = {
-    "cuInit",           "cuPointerGetAttributes", "cuDeviceGet",         "cuDevicePrimaryCtxRetain",
-    "cuCtxPushCurrent", "cuModuleLoadData",       "cuModuleGetFunction", "cuMemAlloc",
-    "cuMemFree",        "cuMemHostRegister",      "cuMemHostUnregister", "cuIpcGetMemHandle",
-    "cuStreamCreate",   "cuStreamIsCapturing",    "cuStreamWaitEvent",   "cuMemcpyAsync",
-    "cuLaunchKernel",   "cuEventCreate",          "cuEventRecord",       "cuEventSynchronize",
+    "cuInit",
+    "cuPointerGetAttributes",
+    "cuDeviceGet",
+    "cuDevicePrimaryCtxRetain",
+    "cuCtxPushCurrent",
+    "cuModuleLoadData",
+    "cuModuleGetFunction",
+    "cuMemAlloc",
+    "cuMemFree",
+    "cuMemHostRegister",
+    "cuMemHostUnregister",
+    "cuIpcGetMemHandle",
+    "cuStreamCreate",
+    "cuStreamIsCapturing",
+    "cuStreamWaitEvent",
+    "cuMemcpyAsync",
+    "cuMemHostGetDevicePointer",
+    "cuLaunchKernel",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventSynchronize",
 };
 
 static void each_call_fails(void **state)
@@ -550,6 +590,7 @@ int main(void)
         cmocka_unit_test(captured_streams),
         cmocka_unit_test(a_close_waits_for_no_stream),
         cmocka_unit_test(sums_have_the_hosts_bits),
+        cmocka_unit_test(sums_reach_the_host),
         cmocka_unit_test(other_reductions_are_the_hosts),
         cmocka_unit_test(each_call_fails),
         cmocka_unit_test(failures_that_last),

@@ -69,9 +69,9 @@ static void refused(const struct fault *f, const char *said)
 static void the_host_sums_where_gpus_cannot(void **state)
 {
     static const char *const calls[] = {
-        "cuMemAlloc:2",         "cuMemHostRegister:801", "cuIpcGetMemHandle:801",
-        "cuMemcpyAsync:1",      "cuMemcpyAsync:1:2",     "cuIpcOpenMemHandle:801",
-        "cuEventSynchronize:1", "cuModuleLoadData:223",  "cuLaunchKernel:1"};
+        "cuMemAlloc:2",      "cuMemHostRegister:801",      "cuIpcGetMemHandle:801", "cuMemcpyAsync:1",
+        "cuMemcpyAsync:1:2", "cuIpcOpenMemHandle:801",     "cuEventSynchronize:1",  "cuModuleLoadData:223",
+        "cuLaunchKernel:1",  "cuMemHostGetDevicePointer:1"};
     const char *peers = "gpus=4 peers=0:1 peers=2:3", *none = "gpus=4";
     refused(&(struct fault){.words = {none, none, none, none}}, "cuIpcOpenMemHandle failed: ");
     refused(&(struct fault){.words = {peers, peers, peers, peers}, .no_context = true},

@@ -13,7 +13,7 @@
  *
  * Memory: an address of a GPU cannot be read by the host.  It has noise when it is allocated, when a result is on its way to
  * it, and after it is freed.  It lies in a memfd, so that other processes map it.  Copies want registered memory of the host,
- * which CUDA only likes better.
+ * which CUDA only likes better.  Kernels use that by addresses of its own, as on GPUs that do not know the host's.
  *
  * FAKE_CUDA is a list of words:
  *   gpus=N                 how many; CUDA_VISIBLE_DEVICES hides and orders them as in CUDA
@@ -73,7 +73,9 @@ struct fake_memory {
     enum fake_kind kind;
     int gpu;
     uint8_t *address, *data; /* the application's; ours */
+    uint8_t *reached;        /* HOST: the kernels' */
     size_t bytes;
+    bool mapped;    /* HOST: kernels may use it */
     int fd, serial; /* OWN */
     pid_t pid;      /* MAPPED: whose it is, with its serial */
 };
@@ -170,8 +172,10 @@ struct fake_memory *fake_find_mapped(pid_t pid, int serial);
 uint8_t *fake_data_of(const void *at);
 /* 0: the host; 1 + i: GPU i. */
 int fake_place_of(const void *at);
-/* Can a GPU reach this memory? */
+/* Can a GPU copy from and to this memory? */
 bool fake_reaches(int gpu, struct fake_range r);
+/* Can its kernels use this address?  Then it becomes the application's. */
+bool fake_reaches_by_kernel(int gpu, struct fake_range *r);
 struct fake_memory *fake_add(enum fake_kind kind, int gpu, size_t bytes);
 /* Map it by its memfd: the bytes, and the application's address, where nothing can be read. */
 void fake_show(struct fake_memory *m, int fd);

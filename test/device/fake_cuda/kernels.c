@@ -64,10 +64,10 @@ EXPORT int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz,
                           .sums = *sums};
     for (int i = 0; i < w.inputs; i++) {
         w.in[i] = (struct fake_range){sums->in[i], sums->count * tly_format_size(sums->fold.from)};
-        if (!fake_reaches(s->gpu, w.in[i]))
+        if (!fake_reaches_by_kernel(s->gpu, &w.in[i]))
             fake_fatal = ILLEGAL_ADDRESS;
     }
-    if (!fake_reaches(s->gpu, w.out))
+    if (!fake_reaches_by_kernel(s->gpu, &w.out))
         fake_fatal = ILLEGAL_ADDRESS;
     if (!fake_fatal)
         fake_give(s, w);

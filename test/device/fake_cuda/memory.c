@@ -8,6 +8,8 @@
 
 #include "test/device/fake_cuda/fake.h"
 
+enum { REGISTER_MAPPED = 2 };
+
 static struct fake_memory *memories;
 static int serials;
 static size_t pinned, pinned_peak;
@@ -56,6 +58,19 @@ bool fake_reaches(int gpu, struct fake_range r)
     return m && fake_find(r.at, r.bytes) && (m->kind != OWN || m->gpu == gpu);
 }
 
+bool fake_reaches_by_kernel(int gpu, struct fake_range *r)
+{
+    struct fake_memory *known = fake_find(r->at, 1);
+    if (known)
+        return known->kind != HOST && fake_reaches(gpu, *r);
+    for (struct fake_memory *m = memories; m; m = m->next)
+        if (m->kind == HOST && r->at >= m->reached && r->at < m->reached + m->bytes) {
+            r->at = m->address + (r->at - m->reached);
+            return fake_reaches(gpu, *r);
+        }
+    return false;
+}
+
 /* --- what there is ------------------------------------------------------------------------------------------ */
 
 struct fake_memory *fake_add(enum fake_kind kind, int gpu, size_t bytes)
@@ -75,6 +90,7 @@ static void memory_drop(struct fake_memory *m)
     *at = m->next;
     if (m->kind == HOST) {
         pinned -= m->bytes;
+        munmap(m->reached, m->bytes);
     } else {
         if (m->kind != MAPPED)
             memset(m->data, FAKE_NOISE, m->bytes);
@@ -87,14 +103,24 @@ static void memory_drop(struct fake_memory *m)
     free(m);
 }
 
+static void *memory_map(size_t bytes, int protection, int flags, int fd)
+{
+    void *at = mmap(NULL, bytes, protection, flags, fd, 0);
+    if (at == MAP_FAILED)
+        fake_die("cannot map %zu bytes", bytes);
+    return at;
+}
+
+/* Addresses at which nothing can be read. */
+static uint8_t *memory_take_addresses(size_t bytes)
+{
+    return memory_map(bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+}
+
 void fake_show(struct fake_memory *m, int fd)
 {
-    m->data = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    m->address = m->kind == MANAGED
-                     ? m->data
-                     : mmap(NULL, m->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (m->data == MAP_FAILED || m->address == MAP_FAILED)
-        fake_die("cannot map %zu bytes", m->bytes);
+    m->data = memory_map(m->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
+    m->address = m->kind == MANAGED ? m->data : memory_take_addresses(m->bytes);
 }
 
 void fake_memory_name(char name[64], pid_t pid, int serial)
@@ -202,6 +228,8 @@ EXPORT int cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags)
         return fake_leave(NOT_SUPPORTED);
     struct fake_memory *m = fake_add(HOST, -1, bytes);
     m->address = m->data = at;
+    m->reached = memory_take_addresses(bytes);
+    m->mapped = flags & REGISTER_MAPPED;
     pinned += bytes;
     if (pinned > pinned_peak)
         pinned_peak = pinned;
@@ -212,6 +240,16 @@ EXPORT int cuMemHostUnregister(void *at)
 {
     ENTER("cuMemHostUnregister", true);
     return fake_leave(fake_drop_at(at, memory_is_host, NOT_REGISTERED));
+}
+
+EXPORT int cuMemHostGetDevicePointer_v2(unsigned long long *out, void *at, unsigned flags)
+{
+    ENTER("cuMemHostGetDevicePointer", true);
+    struct fake_memory *m = fake_find(at, 1);
+    if (!m || m->kind != HOST || !m->mapped || flags)
+        return fake_leave(INVALID_VALUE);
+    *out = (uintptr_t)(m->reached + ((uint8_t *)at - m->address));
+    return fake_leave(OK);
 }
 
 EXPORT int cuPointerGetAttributes(unsigned count, const int *attributes, void **values, unsigned long long at)
