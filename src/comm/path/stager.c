@@ -74,7 +74,7 @@ struct stager_flight {
     struct tly_mark *mark;
     struct stager_work *work;   /* NULL: its operation has left */
     struct tly_part *part;      /* whose result comes in; NULL: an input goes out */
-    struct stager_piece *piece; /* owned if the operation has left; NULL: it stays with the GPU */
+    struct stager_piece *piece; /* owned if the operation has left; NULL: the stager keeps it */
 };
 
 /* What an operation has. */
@@ -102,6 +102,7 @@ struct tly_stager {
     pthread_mutex_t lock;
     pthread_cond_t landed; /* the copies of an operation's results, or one whose operation has left */
     struct stager_piece *unused[SIZES];
+    struct stager_piece *kept;   /* a GPU that hangs may still use them */
     struct tly_segment *segment; /* whose pool the pieces are from; NULL: they are private */
     uint64_t bytes, limit;       /* of all pieces */
     uint32_t used;               /* pieces */
@@ -567,9 +568,12 @@ static void stager_leave_memory(struct stager_work *w)
     struct tly_stager *s = w->stager;
     pthread_mutex_lock(&s->lock);
     tly_list_remove(&w->node);
-    bool flies = stager_leave_flights(&s->out, w, w->piece) || stager_leave_flights(&s->in, w, NULL);
-    if (w->piece && !flies)
+    if (stager_leave_flights(&s->in, w, NULL)) {
+        w->piece->next = s->kept;
+        s->kept = w->piece;
+    } else if (!stager_leave_flights(&s->out, w, w->piece) && w->piece) {
         stager_give_piece(s, w->piece);
+    }
     stager_start(s, false);
     pthread_mutex_unlock(&s->lock);
 }
