@@ -449,7 +449,7 @@ static void failures_of_the_driver(void **state)
 
 struct loss {
     bool aborted;     /* rank 0 has ended the job before */
-    atomic_int stage; /* rank 0 has the first result */
+    atomic_int stage; /* 1: rank 1's GPU has the copy; 2: rank 0 has the result */
 };
 
 /* Rank 1's GPU is lost while it copies a result. */
@@ -459,7 +459,7 @@ static int lose(int rank, void *arg)
     struct gpu g;
     struct tensor x;
     tally_op *op;
-    open_gpu(&g, 0, "gpus=1");
+    open_gpu(&g, 0, "gpus=1 fail=copy-to-GPU:2:1000000"); /* none fails, but they are counted */
     tally_comm *c = job_open();
     make(&x, 100000);
     memset(x.host, 0, x.bytes);
@@ -470,12 +470,15 @@ static int lose(int rank, void *arg)
     CHECK(tally_push_pull(c, "x", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
     if (rank == 0) {
         job_expect(op, 0);
+        job_await(&loss->stage, 1);
         if (loss->aborted)
             CHECK(tally_comm_abort(c, "enough") == 0);
-        atomic_store(&loss->stage, 1);
+        atomic_store(&loss->stage, 2);
     } else {
-        while (!atomic_load(&loss->stage))
+        while (fake_cuda_calls() < 2)
             usleep(1000);
+        atomic_store(&loss->stage, 1);
+        job_await(&loss->stage, 2);
         CHECK(tally_op_wait(op, 300) == -ETIMEDOUT);
         fake_cuda_lose(719);
         int err = tally_op_wait(op, -1);
