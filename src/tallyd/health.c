@@ -43,6 +43,7 @@ struct tly_health {
     struct tly_loop loop;
     pthread_t thread;
     struct tly_watch door;
+    bool resting; /* the door is not watched until the next tick; owner: the loop */
     struct tly_hook hook;
     struct visitor places[PLACES];
 
@@ -273,8 +274,11 @@ static void health_on_door(struct tly_watch *w, uint32_t events)
 {
     struct tly_health *h = tly_list_entry(w, struct tly_health, door);
     int fd = tly_fd_own(accept4(w->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (fd < 0)
+    if (fd < 0) {
+        h->resting = true; /* without descriptors epoll would report the visitor again and again */
+        tly_loop_change(&h->loop, &h->door, 0);
         return;
+    }
     struct visitor *v = &h->places[0];
     for (int i = 0; i < PLACES && v->watch.fd >= 0; i++)
         if (h->places[i].watch.fd < 0 || h->places[i].came < v->came)
@@ -297,6 +301,10 @@ static void health_tick(struct tly_hook *hook)
     for (int i = 0; i < PLACES; i++)
         if (h->places[i].watch.fd >= 0 && h->loop.now - h->places[i].came > PATIENCE_S * TLY_SEC)
             health_leave(&h->places[i]);
+    if (h->resting) {
+        h->resting = false;
+        tly_loop_change(&h->loop, &h->door, EPOLLIN);
+    }
 }
 
 /* --- life ---------------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@ that: visitors that send nothing, too much, nonsense, or come in crowds."""
 import json
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -409,6 +410,35 @@ def test_one_that_never_ceases_to_send_holds_up_nobody(daemon):
         done.set()
         for thread in threads:
             thread.join()
+
+
+def test_without_descriptors_it_sleeps():
+    """It does not try to accept a visitor over and over, and serves it once it can."""
+
+    def sleeps():
+        """How often its thread has waited for something."""
+        for task in os.scandir(f"/proc/{daemon.process.pid}/task"):
+            with open(f"{task.path}/status", encoding="ascii") as status:
+                text = status.read()
+            if text.startswith("Name:\ttally-health\n"):
+                return int(re.search(r"(?m)^voluntary_ctxt_switches:\s*(\d+)$", text)[1])
+        raise AssertionError("no thread")
+
+    with Daemon("--coordinator", TALLY_JOB="j") as daemon:
+        eventually(lambda: get(daemon.port, "/ready")[0] == 200)
+        used = {int(fd) for fd in os.listdir(f"/proc/{daemon.process.pid}/fd")}
+        soft, hard = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (min(set(range(soft)) - used), hard))
+        silent = [socket.create_connection(("127.0.0.1", daemon.port)) for _ in range(3)]  # what was free a moment later
+        with socket.create_connection(("127.0.0.1", daemon.port), timeout=PATIENCE_S) as s:
+            s.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+            start = sleeps()
+            eventually(lambda: sleeps() > start + 5)
+            assert select.select([s], [], [], 0)[0] == []
+            resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+            assert s.recv(100).startswith(b"HTTP/1.0 200 ")
+        for other in silent:
+            other.close()
 
 
 def test_loopback_unless_told(daemon):
