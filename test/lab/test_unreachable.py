@@ -120,9 +120,10 @@ LOOP = """
 import os, sys, time
 import numpy, tally
 tally.init()
-x = numpy.ones(1000, numpy.float32)
-while not os.path.exists(sys.argv[1]):
-    tally.push_pull(x, name="x")
+found = 0
+while not found:  # by any rank, so that all do the same number of steps
+    x = numpy.full(1000, os.path.exists(sys.argv[1]), numpy.float32)
+    found = tally.push_pull(x, name="x")[0]
     time.sleep(0.01)
 tally.shutdown()
 """
