@@ -436,6 +436,7 @@ static void assert_mates(void)
     struct tly_shm_channel *a = tly_shm_of(x.a.link->channel), *b = tly_shm_of(x.b.link->channel);
     assert_ptr_equal(a->mate, b);
     assert_ptr_equal(b->mate, a);
+    assert_int_equal(b->peer.sun_family, AF_UNSPEC); /* which looks for no other one */
 }
 
 /* One thread serves both ends, so their bytes go past the socket, also more than an inbox has room for. */

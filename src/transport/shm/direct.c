@@ -53,6 +53,7 @@ static void direct_join(struct tly_shm_channel *s)
     mate->inbox = mates;
     s->mate = mate;
     mate->mate = s;
+    s->peer.sun_family = AF_UNSPEC; /* once this mate is gone, there is none to look for */
 }
 
 void tly_shm_join(struct tly_shm_channel *s, const struct sockaddr_storage *from)
