@@ -85,9 +85,10 @@ struct tally_options {
 /* Where a tensor is.  TALLY_PLACE_CUDA, for tally_push_pull() alone: input and output are in one GPU's memory, and are the
  * operation's until it ends.  Then the result is there, for every stream.  If it fails or is cancelled, the GPU may still read
  * the input.  What `stream` is given after the end comes after that, so the stream must exist until then.  tally_comm_close()
- * waits for it, too.  The operation copies through pinned memory, of which a rank uses TALLY_DEVICE_MEMORY.  It takes memory for
+ * waits for it, too.  NULL is the legacy default stream.  CU_STREAM_PER_THREAD means another stream in each thread, so it is
+ * refused.  The operation copies through pinned memory, of which a rank uses TALLY_DEVICE_MEMORY.  It takes memory for
  * the whole tensor at once, so large tensors go in pieces.  -EINVAL: the memory is not on one GPU, is managed, or the stream is
- * being captured; -ENOTSUP: there is no driver. */
+ * being captured or CU_STREAM_PER_THREAD; -ENOTSUP: there is no driver. */
 enum tally_place { TALLY_PLACE_HOST = 0, TALLY_PLACE_CUDA = 1 };
 
 /* The first ordered name space.  In it and above, calls without a name share one count over all kinds.  If the n-th

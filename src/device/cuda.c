@@ -33,6 +33,7 @@ enum {
     CAPTURE_LAST = 908,
     CAPTURE_RELAXED = 2,
     STREAM_NON_BLOCKING = 1,
+    STREAM_PER_THREAD = 2, /* a handle */
     EVENT_BLOCKING = 1,
     EVENT_NO_TIMING = 2,
     REGISTER_PORTABLE = 1,
@@ -562,6 +563,10 @@ static int cuda_mark_stream(struct tly_device *d, cuda_object stream, struct tly
 
 int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark **out)
 {
+    if ((uintptr_t)stream == STREAM_PER_THREAD)
+        return tly_fail(
+            EINVAL, "the stream is CU_STREAM_PER_THREAD, which is another one in each of Tally's threads; "
+                    "give a stream of cuStreamCreate");
     return WITHIN(d, cuda_mark_stream(d, stream, out));
 }
 

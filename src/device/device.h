@@ -91,8 +91,8 @@ int tly_device_sum(struct tly_device *d, enum tly_lane lane, const struct tly_re
 
 /* --- order --------------------------------------------------------------------------------------------- */
 
-/* The work so far in a stream of the application, a CUstream (NULL: the default stream).  -EINVAL: the stream is being captured
- * into a graph. */
+/* The work so far in a stream of the application, a CUstream (NULL: the legacy default stream).  -EINVAL: the stream is being
+ * captured into a graph, or is CU_STREAM_PER_THREAD. */
 int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark **out);
 /* Sleep until the marked work has ended.  -errno: it has failed, and uses no memory any more.  If the driver cannot wait, even
  * when asked twice, the GPU counts as lost (-ENODEV), and the work may go on. */

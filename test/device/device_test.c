@@ -182,19 +182,37 @@ static void captured_streams(void **state)
     struct tly_mark *mark;
     assert_int_equal(cuDevicePrimaryCtxRetain(&context, 0), 0);
     assert_int_equal(cuCtxPushCurrent_v2(context), 0);
-    assert_int_equal(cuStreamCreate(&stream, 0), 0);
-    assert_int_equal(cuStreamBeginCapture_v2(stream, 0), 0);
-    assert_int_equal(tly_device_mark_stream(d, stream, &mark), -EINVAL);
-    assert_true(says("captured"));
-    assert_int_equal(tly_device_mark_stream(d, NULL, &mark), -EINVAL);
-    assert_int_equal(cuStreamEndCapture(stream, &graph), 0);
-    assert_int_equal(tly_device_mark_stream(d, stream, &mark), 0);
-    tly_device_unmark(d, mark);
-    assert_int_equal(tly_device_mark_stream(d, NULL, &mark), 0);
-    tly_device_unmark(d, mark);
-    assert_int_equal(cuStreamDestroy_v2(stream), 0);
+    for (unsigned non_blocking = 0; non_blocking < 2; non_blocking++) {
+        assert_int_equal(cuStreamCreate(&stream, non_blocking), 0);
+        assert_int_equal(cuStreamBeginCapture_v2(stream, 0), 0);
+        assert_int_equal(tly_device_mark_stream(d, stream, &mark), -EINVAL);
+        assert_true(says("captured"));
+        int err = tly_device_mark_stream(d, NULL, &mark);
+        assert_int_equal(err, non_blocking ? 0 : -EINVAL);
+        if (!err)
+            tly_device_unmark(d, mark);
+        assert_int_equal(cuStreamEndCapture(stream, &graph), 0);
+        assert_int_equal(tly_device_mark_stream(d, stream, &mark), 0);
+        tly_device_unmark(d, mark);
+        assert_int_equal(tly_device_mark_stream(d, NULL, &mark), 0);
+        tly_device_unmark(d, mark);
+        assert_int_equal(cuStreamDestroy_v2(stream), 0);
+    }
     assert_int_equal(cuCtxPopCurrent_v2(&context), 0);
     assert_int_equal(cuDevicePrimaryCtxRelease_v2(0), 0);
+    close_all(d);
+}
+
+/* Handles that are no streams. */
+static void default_streams(void **state)
+{
+    struct tly_device *d = open_with("gpus=1", 0);
+    void *legacy = (void *)(uintptr_t)1, *per_thread = (void *)(uintptr_t)2;
+    struct tly_mark *mark;
+    assert_int_equal(tly_device_mark_stream(d, legacy, &mark), 0);
+    tly_device_unmark(d, mark);
+    assert_int_equal(tly_device_mark_stream(d, per_thread, &mark), -EINVAL);
+    assert_true(says("CU_STREAM_PER_THREAD"));
     close_all(d);
 }
 
@@ -588,6 +606,7 @@ int main(void)
         cmocka_unit_test(no_gpu),
         cmocka_unit_test(copies_follow_a_stream),
         cmocka_unit_test(captured_streams),
+        cmocka_unit_test(default_streams),
         cmocka_unit_test(a_close_waits_for_no_stream),
         cmocka_unit_test(sums_have_the_hosts_bits),
         cmocka_unit_test(sums_reach_the_host),

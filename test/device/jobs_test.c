@@ -176,11 +176,17 @@ static int refuse(int rank, void *arg)
     CHECK(cuStreamBeginCapture_v2(g.stream, 0) == 0);
     CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
     CHECK_HOLDS(tally_error(), "captured");
-    o.stream = NULL; /* no work of the default stream may be looked at while another one is captured */
+    CHECK(cuStreamEndCapture(g.stream, &graph) == 0);
+    void *waiting; /* for the default stream, of which no work may be looked at while it is captured */
+    CHECK(cuStreamCreate(&waiting, 0) == 0 && cuStreamBeginCapture_v2(waiting, 0) == 0);
+    o.stream = NULL;
     CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
     CHECK_HOLDS(tally_error(), "cuStreamIsCapturing failed");
+    CHECK(cuStreamEndCapture(waiting, &graph) == 0 && cuStreamDestroy_v2(waiting) == 0);
+    o.stream = (void *)(uintptr_t)2;
+    CHECK(tally_push_pull(c, "x", x.device, x.device, 4, TALLY_FLOAT32, TALLY_SUM, &o, &op) == -EINVAL);
+    CHECK_HOLDS(tally_error(), "CU_STREAM_PER_THREAD");
     o.stream = g.stream;
-    CHECK(cuStreamEndCapture(g.stream, &graph) == 0);
     struct gpu other = {0};
     unsigned long long elsewhere, gone;
     CHECK(cuDevicePrimaryCtxRetain(&other.context, 1) == 0 && cuCtxPushCurrent_v2(other.context) == 0);
@@ -256,8 +262,11 @@ static int capture(int rank, void *arg)
     upload(&g, &x);
     CHECK(cuStreamCreate(&other, 1) == 0 && cuStreamBeginCapture_v2(other, 0) == 0);
     struct tally_options o = on_gpu(&g);
-    CHECK(tally_push_pull(c, "x", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
-    job_expect(op, 0);
+    for (int by_default = 0; by_default < 2; by_default++) {
+        o.stream = by_default ? NULL : g.stream;
+        CHECK(tally_push_pull(c, "x", x.device, x.device, 25000, TALLY_FLOAT32, TALLY_SUM, &o, &op) == 0);
+        job_expect(op, 0);
+    }
     CHECK(tally_comm_close(c) == 0);
     CHECK(cuStreamEndCapture(other, &graph) == 0 && cuStreamDestroy_v2(other) == 0);
     unmake(&x);

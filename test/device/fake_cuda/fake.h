@@ -88,6 +88,7 @@ struct fake_range {
 struct fake_stream {
     struct fake_stream *next;
     int gpu;
+    bool blocking; /* it waits for the default stream */
     bool gone, capturing, held, busy;
     uint64_t given, done; /* works */
     struct fake_work *first, **last;

@@ -37,6 +37,7 @@ EXPORT int cuIpcOpenMemHandle_v2(unsigned long long *out, union ipc_handle h, un
     struct fake_gpu *g = fake_gpu();
     if (h.of.pid == getpid())
         return fake_leave(INVALID_CONTEXT);
+    /* CUDA gives the same address again, and counts.  Tally opens a handle once, so twice is a mistake. */
     if (fake_find_mapped(h.of.pid, h.of.serial))
         return fake_leave(ALREADY_MAPPED);
     if (h.of.gpu != g->number && (flags != 1 || !g->peers[h.of.gpu]))

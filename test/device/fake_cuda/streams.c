@@ -4,6 +4,9 @@
 
 #include "test/device/fake_cuda/fake.h"
 
+enum { NON_BLOCKING = 1 };
+enum { STREAM_LEGACY = 1, STREAM_PER_THREAD = 2 };
+
 pthread_cond_t fake_changed = PTHREAD_COND_INITIALIZER;
 static struct fake_stream *streams;
 static struct fake_event *events;
@@ -134,7 +137,10 @@ void fake_give(struct fake_stream *s, struct fake_work w)
 
 struct fake_stream *fake_stream_of(void *handle)
 {
-    struct fake_stream *s = handle ? handle : &fake_gpu()->by_default;
+    if ((uintptr_t)handle == STREAM_PER_THREAD)
+        fake_die("a stream is used that is another one in each thread");
+    bool by_default = !handle || (uintptr_t)handle == STREAM_LEGACY;
+    struct fake_stream *s = by_default ? &fake_gpu()->by_default : handle;
     if (s->gone)
         fake_die("a stream is used that has been destroyed");
     return s;
@@ -153,6 +159,7 @@ EXPORT int cuStreamCreate(void **out, unsigned flags)
     if (!s)
         fake_die("no memory");
     fake_begin_stream(s, fake_gpu()->number);
+    s->blocking = !(flags & NON_BLOCKING);
     s->next = streams;
     *out = streams = s;
     return fake_leave(OK);
@@ -189,12 +196,22 @@ bool fake_any_captures(void)
     return any;
 }
 
+/* Is a stream captured that waits for the default stream?  Then the graph would have that stream's work. */
+static bool stream_default_is_captured(void)
+{
+    bool any = false;
+    for (const struct fake_stream *s = streams; s; s = s->next)
+        any |= s->capturing && s->blocking;
+    return any;
+}
+
 EXPORT int cuStreamIsCapturing(void *handle, int *status)
 {
     ENTER("cuStreamIsCapturing", true);
-    if (!handle && fake_any_captures())
+    struct fake_stream *s = fake_stream_of(handle);
+    if (s == &fake_gpu()->by_default && stream_default_is_captured())
         return fake_leave(CAPTURED);
-    *status = fake_stream_of(handle)->capturing;
+    *status = s->capturing;
     return fake_leave(OK);
 }
 
