@@ -142,6 +142,42 @@ static void shared_memory_is_not_pinned(void **state)
     run_sums(4, 0, pairs, NULL, (struct plan){.driver = "gpus=1 fail=cuMemHostRegister:712:7"});
 }
 
+/* Tensors for which a power of two is beyond the limit: a piece of 6 MB, one of 8 MB that exceeds it, and the first again. */
+static int pin_large_tensors(int rank, void *arg)
+{
+    enum { MB = 1 << 20 };
+    static const size_t bytes[] = {9 * MB / 2, 5 * MB, 15 * MB / 2, 5 * MB};
+    struct gpu g;
+    struct tensor x;
+    tally_op *op;
+    open_gpu(&g, 0, "gpus=1 fail=cuMemHostRegister:2:1000000"); /* none fails, but they are counted */
+    tally_comm *c = job_open();
+    make(&x, 8 * MB);
+    memset(x.host, 1, x.bytes);
+    upload(&g, &x);
+    for (int i = 0; i < 4; i++) {
+        struct tally_options o = on_gpu(&g);
+        char name[8];
+        snprintf(name, sizeof name, "%zu", bytes[i]);
+        const int before = fake_cuda_calls();
+        fake_cuda_pinned();
+        CHECK(tally_push_pull(c, name, x.device, x.device, bytes[i], TALLY_UINT8, TALLY_MAX, &o, &op) == 0);
+        job_expect(op, 0);
+        CHECK(fake_cuda_calls() - before == (i != 1));
+        CHECK(fake_cuda_pinned() <= x.room + (i == 2 ? 8 : 6) * MB);
+    }
+    CHECK(tally_comm_close(c) == 0);
+    unmake(&x);
+    close_gpu(&g);
+    return 0;
+}
+
+static void large_tensors_are_pinned_tightly(void **state)
+{
+    struct job j = {.ranks = 2, .main = pin_large_tensors, .settings = {"TALLY_DEVICE_MEMORY=7M"}};
+    job_run(&j);
+}
+
 /* --- bad input -------------------------------------------------------------------------------------------- */
 
 static int refuse(int rank, void *arg)
@@ -938,6 +974,7 @@ int main(void)
         cmocka_unit_test(gpus_are_hidden),
         cmocka_unit_test(little_memory_can_be_pinned),
         cmocka_unit_test(memory_for_one_tensor_can_be_pinned),
+        cmocka_unit_test(large_tensors_are_pinned_tightly),
         cmocka_unit_test(shared_memory_is_not_pinned),
         cmocka_unit_test(shared_memory_is_pinned_later),
         cmocka_unit_test(bad_input_is_refused),

@@ -56,6 +56,7 @@
 #include "ops/call.h"
 
 enum { SMALLEST = 16, SIZES = 48 }; /* pieces have 2^16 bytes or more */
+enum { LARGE_PAGE = 2 << 20 };
 #define PATIENCE (1000 * TLY_MS)
 enum {
     HANGS_S = 3
@@ -65,7 +66,8 @@ enum {
 struct stager_piece {
     struct stager_piece *next; /* of those of its size that are unused */
     uint8_t *data;
-    int size; /* its logarithm */
+    int size;       /* of its bytes the logarithm, rounded up */
+    uint64_t bytes; /* 2^size, or fewer where that is beyond the stager's limit */
 };
 
 /* A copy that the GPU has been given. */
@@ -128,7 +130,7 @@ static struct stager_work *stager_work_of(struct tally_op *op)
 
 static void stager_free_piece(struct tly_stager *s, struct stager_piece *p)
 {
-    s->bytes -= 1ull << p->size;
+    s->bytes -= p->bytes;
     if (!tly_device_unregister(s->device, p->data)) /* else the GPU is lost, and may still use it */
         tly_pool_free(p->data);
     free(p);
@@ -153,9 +155,8 @@ static int stager_take_memory(struct tly_stager *s, size_t bytes, void **data)
     return stager_take_memory(s, bytes, data);
 }
 
-static int stager_make_piece(struct tly_stager *s, int size, struct stager_piece **out)
+static int stager_make_piece(struct tly_stager *s, int size, uint64_t bytes, struct stager_piece **out)
 {
-    const size_t bytes = (size_t)1 << size;
     struct stager_piece *p = malloc(sizeof *p);
     void *data = NULL;
     int err = p ? stager_take_memory(s, bytes, &data) : tly_fail(ENOMEM, "no memory to stage a GPU's tensor");
@@ -163,7 +164,7 @@ static int stager_make_piece(struct tly_stager *s, int size, struct stager_piece
         free(p);
         return err;
     }
-    *p = (struct stager_piece){.data = data, .size = size};
+    *p = (struct stager_piece){.data = data, .size = size, .bytes = bytes};
     s->bytes += bytes;
     *out = p;
     return 0;
@@ -194,22 +195,30 @@ static bool stager_drop_unused(struct tly_stager *s)
     return s->bytes < before;
 }
 
+/* Bytes to pin for so many: a power of two, which other tensors can use again, or large pages where that is beyond the limit. */
+static uint64_t stager_round(const struct tly_stager *s, uint64_t bytes, int size)
+{
+    const uint64_t power = 1ull << size, pages = (bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+    return power > s->limit && pages < power ? pages : power;
+}
+
 /* beyond: even if that is too much.  -EAGAIN: wait for others to give some back. */
 static int stager_take_piece(struct tly_stager *s, uint64_t bytes, bool beyond, struct stager_piece **out)
 {
     int size = SMALLEST, err = 0;
     while (1ull << size < bytes)
         size++;
+    bytes = stager_round(s, bytes, size);
     struct stager_piece *p = s->unused[size];
-    if (p) {
+    if (p && p->bytes >= bytes) {
         s->unused[size] = p->next;
     } else {
-        stager_make_room(s, 1ull << size);
-        if (s->used && !beyond && s->bytes + (1ull << size) > s->limit)
+        stager_make_room(s, bytes);
+        if (s->used && !beyond && s->bytes + bytes > s->limit)
             return -EAGAIN;
-        err = stager_make_piece(s, size, &p);
+        err = stager_make_piece(s, size, bytes, &p);
         if (err == -ENOMEM && stager_drop_unused(s))
-            err = stager_make_piece(s, size, &p);
+            err = stager_make_piece(s, size, bytes, &p);
     }
     if (err)
         return err == -ENOMEM && s->used ? -EAGAIN : err;
