@@ -488,7 +488,7 @@ static void each_call_fails(void **state)
     fake_cuda_reset();
 }
 
-/* cuda.h says of some failures that the process must be started anew. */
+/* After some failures the process must be started anew. */
 static void failures_that_last(void **state)
 {
     static const struct {

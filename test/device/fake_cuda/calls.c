@@ -89,7 +89,8 @@ static void calls_start(void)
 
 /* --- calls -------------------------------------------------------------------------------------------------- */
 
-/* Codes after which the process must be started anew, by cuda.h. */
+/* After these codes the process must be started anew, as cuda.h says of most.  After 4, 214, 220 and 709 the driver, the GPU or the
+ * context is gone. */
 static bool calls_lasts(int code)
 {
     static const int lasting[] = {4,   214, 220, 226, 700, 702, 709, 710, 714,
