@@ -1,0 +1,510 @@
+/* shared_regain_test.c - ranks of the test's own say that parts of shared tensors come to a service.  It takes them over from
+ * the right rank, and what makes no sense is refused. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "job.h"
+#include "raw.h"
+#include "wire/frame.h"
+#include "wire/kept.h"
+#include "wire/pack.h"
+
+#include <cmocka.h>
+
+enum { KEY = 7, BYTES = 1024, RANKS = 3, STATE = TLY_STATE_LEAST + RANKS * TLY_STATE_RANK };
+
+static int raw_set_up(void **state)
+{
+    int err = raw_begin(RANKS, NULL);
+    raw_enter(2);
+    return err;
+}
+
+static int raw_set_up_small(void **state)
+{
+    static const char *const settings[] = {"TALLY_MEMORY=1M", NULL};
+    int err = raw_begin(RANKS, settings);
+    raw_enter(2);
+    return err;
+}
+
+static int raw_tear_down(void **state)
+{
+    raw_end();
+    return 0;
+}
+
+static float raw_data[RAW_PART / sizeof(float)];
+
+/* About the part that has come here in this epoch. */
+static struct tly_frame raw_word(int type, uint32_t epoch)
+{
+    struct tly_frame f = raw_push(KEY, BYTES);
+    f.type = (uint8_t)type;
+    f.flags = 0;
+    f.kind = TLY_KEPT;
+    f.op = 0;
+    f.epoch = epoch;
+    return f;
+}
+
+static void have(int rank, uint32_t epoch, uint32_t since, uint64_t count)
+{
+    uint8_t version[TLY_VERSION_BYTES];
+    tly_version_put(version, &(struct tly_version){since, count});
+    raw_post(rank, raw_word(TLY_HAVE, epoch), version, since ? sizeof version : 0);
+}
+
+static void done(int rank, uint32_t epoch)
+{
+    raw_post(rank, (struct tly_frame){.type = TLY_DONE, .count = epoch}, NULL, 0);
+}
+
+/* The values, all `value`, and their state, in which rank i's last operation has the number last[i]. */
+static void give_state(int rank, uint32_t epoch, const uint32_t last[RANKS])
+{
+    uint8_t at[STATE] = {0};
+    struct tly_frame f = raw_word(TLY_HAVE, epoch);
+    f.flags = TLY_MARK;
+    for (uint32_t i = 0; i < RANKS; i++)
+        tly_put32(at + TLY_STATE_LEAST + i * TLY_STATE_RANK, last[i]);
+    raw_post(rank, f, at, sizeof at);
+}
+
+static void give_values(int rank, uint32_t epoch, float value, uint32_t from, uint32_t to)
+{
+    struct tly_frame f = raw_word(TLY_FINAL, epoch);
+    for (size_t i = 0; i < BYTES / sizeof *raw_data; i++)
+        raw_data[i] = value;
+    f.offset = from;
+    f.flags = to == BYTES ? TLY_LAST : 0;
+    raw_post(rank, f, raw_data, to - from);
+}
+
+static void give(int rank, uint32_t epoch, float value, const uint32_t last[RANKS])
+{
+    give_state(rank, epoch, last);
+    give_values(rank, epoch, value, 0, BYTES / 2);
+    give_values(rank, epoch, value, BYTES / 2, BYTES);
+}
+
+static const uint32_t none[RANKS] = {0};
+
+static struct tly_frame raw_operation(uint8_t kind, uint32_t rank, uint32_t round, uint32_t epoch)
+{
+    struct tly_frame f = raw_push(KEY, BYTES);
+    f.kind = kind;
+    f.op = 0;
+    f.round = round;
+    f.epoch = epoch;
+    f.group = tly_pair(rank, rank);
+    f.root = rank;
+    if (kind == TALLY_SHARED_READ)
+        f.flags = TLY_REQUEST;
+    return f;
+}
+
+static void push(int rank, uint32_t round, uint32_t epoch, float value)
+{
+    for (size_t i = 0; i < BYTES / sizeof *raw_data; i++)
+        raw_data[i] = value;
+    raw_post(rank, raw_operation(TALLY_SHARED_ADD, (uint32_t)rank, round, epoch), raw_data, BYTES);
+}
+
+static void read_part(int rank, uint32_t round, uint32_t epoch)
+{
+    raw_post(rank, raw_operation(TALLY_SHARED_READ, (uint32_t)rank, round, epoch), NULL, 0);
+}
+
+static void expect(int rank, int results, float value)
+{
+    float got[BYTES / sizeof(float)];
+    raw_until(&raw.rank[rank].results, results);
+    memcpy(got, raw.rank[rank].result, sizeof got);
+    for (size_t i = 0; i < BYTES / sizeof *got; i++)
+        assert_float_equal(got[i], value, 0);
+}
+
+static void settle_all(void)
+{
+    for (int rank = 0; rank < RANKS; rank++)
+        if (raw.rank[rank].link && !raw.rank[rank].closed)
+            raw_settle(rank);
+}
+
+/* The part comes here in epoch 5, and rank `rank` holds the newest values. */
+static void arrive(int rank, float value, const uint32_t last[RANKS])
+{
+    for (int i = 0; i < RANKS; i++) {
+        have(i, 5, 2, i == rank ? 9 : 4);
+        done(i, 5);
+    }
+    raw_until(&raw.rank[rank].finals, 1);
+    give(rank, 5, value, last);
+}
+
+/* Nobody is asked before all have said what they hold.  Then the lowest holder of the highest version is. */
+static void test_holder(void **state)
+{
+    have(0, 5, 2, 3);
+    done(0, 5);
+    have(1, 5, 3, 1);
+    done(1, 5);
+    have(2, 5, 3, 1);
+    settle_all();
+    assert_int_equal(raw.rank[0].finals + raw.rank[1].finals + raw.rank[2].finals, 0);
+    done(2, 4); /* of an older epoch */
+    settle_all();
+    assert_int_equal(raw.rank[0].finals + raw.rank[1].finals + raw.rank[2].finals, 0);
+    done(2, 5);
+    raw_until(&raw.rank[1].finals, 1);
+    give(1, 5, 6, none);
+    read_part(0, 1, 5);
+    expect(0, 1, 6);
+    settle_all();
+    assert_int_equal(raw.rank[0].finals + raw.rank[1].finals + raw.rank[2].finals, 1);
+}
+
+/* Pushes wait for the values, and numbers say which of them these have. */
+static void test_pending(void **state)
+{
+    static const uint32_t last[RANKS] = {4, 7, 0};
+    have(0, 5, 2, 9);
+    done(0, 5);
+    push(0, 4, 5, 1); /* the values have it */
+    have(1, 5, 2, 9);
+    done(1, 5);
+    push(1, 8, 5, 10);
+    have(2, 5, 2, 9);
+    done(2, 5);
+    read_part(2, 1, 5);
+    raw_until(&raw.rank[0].finals, 1);
+    settle_all();
+    assert_int_equal(raw.rank[0].results + raw.rank[1].results + raw.rank[2].results, 0);
+    give(0, 5, 100, last);
+    expect(1, 1, 110);
+    raw_until(&raw.rank[0].results, 1);
+    raw_until(&raw.rank[2].results, 1);
+    read_part(2, 2, 5);
+    expect(2, 2, 110);
+}
+
+/* The part comes here again before it has come: what ranks have said and sent before is void. */
+static void test_moves_twice(void **state)
+{
+    arrive(0, 3, none);
+    push(1, 1, 5, 1);
+    expect(1, 1, 4);
+    raw_settle(1);
+    for (int i = 0; i < RANKS; i++) {
+        have(i, 7, 5, 0);
+        done(i, 7);
+    }
+    raw_until(&raw.rank[0].finals, 2);
+    give_state(0, 7, none);
+    give_values(0, 7, 50, 0, BYTES / 2);
+    for (int i = 0; i < RANKS; i++) {
+        have(i, 9, 5, i == 2);
+        done(i, 9);
+    }
+    give_values(0, 7, 50, BYTES / 2, BYTES); /* of epoch 7 */
+    raw_until(&raw.rank[2].finals, 1);
+    push(1, 1, 9, 1);
+    give(2, 9, 8, none);
+    expect(1, 2, 9);
+    have(0, 7, 5, 0); /* it was under way */
+    push(2, 1, 7, 1);
+    settle_all();
+    read_part(0, 1, 9);
+    expect(0, 1, 9);
+    assert_int_equal(raw.rank[2].results, 0);
+    assert_int_equal(raw.rank[0].closed + raw.rank[1].closed + raw.rank[2].closed, 0);
+}
+
+/* The giver's connection breaks: it is asked again over the next one, from the beginning. */
+static void test_giver_breaks(void **state)
+{
+    for (int i = 0; i < RANKS; i++) {
+        have(i, 5, 2, i == 1);
+        done(i, 5);
+    }
+    raw_until(&raw.rank[1].finals, 1);
+    give_state(1, 5, none);
+    give_values(1, 5, 9, 0, BYTES / 2);
+    raw_settle(1);
+    raw_break(1);
+    raw_enter(1);
+    raw_settle(1);
+    assert_int_equal(raw.rank[1].finals + raw.rank[0].finals, 0); /* of the new connection */
+    have(1, 5, 2, 1);
+    done(1, 5);
+    raw_until(&raw.rank[1].finals, 1);
+    give(1, 5, 8, none);
+    read_part(0, 1, 5);
+    expect(0, 1, 8);
+}
+
+/* The giver leaves the job: another one gives what it holds. */
+static void test_giver_leaves(void **state)
+{
+    for (int i = 0; i < RANKS; i++) {
+        have(i, 5, 2, 1);
+        done(i, 5);
+    }
+    raw_until(&raw.rank[0].finals, 1);
+    raw_post(0, (struct tly_frame){.type = TLY_GOODBYE}, NULL, 0);
+    raw_until(&raw.rank[1].finals, 1);
+    give(1, 5, 8, none);
+    read_part(2, 1, 5);
+    expect(2, 1, 8);
+}
+
+/* Ranks that say DONE without a word of the part have given it up: it goes with the last. */
+static void test_given_up(void **state)
+{
+    arrive(0, 3, none);
+    read_part(0, 1, 5);
+    expect(0, 1, 3);
+    raw_settle(0);
+    done(1, 6);
+    have(2, 5, 2, 4); /* it is here still, for rank 2 */
+    done(2, 6);
+    done(0, 6);
+    settle_all();
+    read_part(2, 1, 5);
+    expect(2, 1, 3);
+    raw_settle(2);
+    uint64_t before = raw.rank[2].facts.bytes_in_use;
+    done(2, 8);
+    settle_all();
+    raw_settle(2);
+    assert_true(raw.rank[2].facts.bytes_in_use < before);
+    read_part(2, 2, 5);
+    raw_until(&raw.rank[2].verdicts, 1); /* it was not created */
+}
+
+/* What a create that has failed has left goes, and words about it count for nothing. */
+static void test_earlier_create(void **state)
+{
+    uint8_t version[TLY_VERSION_BYTES];
+    tly_version_put(version, &(struct tly_version){2, 0});
+    arrive(0, 3, none);
+    raw_settle(0);
+    for (int i = 0; i < RANKS; i++) {
+        struct tly_frame f = raw_word(TLY_HAVE, 6);
+        f.round = 2;
+        raw_post(i, f, version, sizeof version);
+        have(i, 5, 2, 4);
+        done(i, 6);
+    }
+    raw_until(&raw.rank[0].finals, 2);
+    give(0, 6, 7, none);
+    read_part(1, 3, 6);
+    expect(1, 1, 7);
+}
+
+/* --- creates that lose their service ------------------------------------------------------------- */
+
+static struct tly_frame raw_create(int rank, int type, uint32_t offset)
+{
+    struct tly_frame f = raw_word(type, 5);
+    f.kind = TALLY_SHARED_CREATE;
+    f.count = 5;
+    f.rank = (uint32_t)rank;
+    f.offset = offset;
+    return f;
+}
+
+/* Rank 1 has half of the part, and rank 2 so many bytes.  Rank 0 gives the rest, and rank 1 its half before that. */
+static void resume_create(uint32_t more)
+{
+    for (int i = 0; i < RANKS; i++) {
+        have(i, 5, 0, 0);
+        raw_post(i, raw_create(i, TLY_HAVE, i == 0 ? 0 : i == 1 ? BYTES / 2 : more), NULL, 0);
+        done(i, 5);
+    }
+    raw_until(&raw.rank[1].finals, 1);
+    for (size_t i = 0; i < BYTES / sizeof *raw_data; i++)
+        raw_data[i] = 3;
+    struct tly_frame f = raw_create(1, TLY_FINAL, 0);
+    f.flags = TLY_LAST;
+    raw_post(1, f, raw_data, BYTES / 2);
+    raw_settle(1);
+    raw_until(&raw.rank[0].again, 1);
+    assert_int_equal(raw.rank[0].again_from, BYTES / 2);
+    f = raw_create(0, TLY_PUSH, BYTES / 2);
+    f.flags = TLY_LAST | TLY_RESUMED;
+    raw_post(0, f, raw_data, BYTES / 2);
+}
+
+/* The service keeps all of the part. */
+static void expect_created(void)
+{
+    raw_until(&raw.rank[1].results, 1);
+    raw_until(&raw.rank[2].results, 1);
+    push(2, 1, 5, 1);
+    expect(2, 2, 4);
+    read_part(0, 1, 5);
+    expect(0, 2, 4); /* the first has been that of the create */
+}
+
+static void test_create_resumed(void **state)
+{
+    resume_create(0);
+    expect_created();
+}
+
+/* No rank lacks the beginning, but the service does. */
+static void test_create_half_there(void **state)
+{
+    resume_create(BYTES / 2);
+    expect_created();
+}
+
+/* Parts for which there is no memory are refused by each operation, not waited for. */
+static void test_no_memory(void **state)
+{
+    enum { PARTS = 40 };
+    uint8_t version[TLY_VERSION_BYTES];
+    tly_version_put(version, &(struct tly_version){2, 1});
+    for (uint32_t part = 0; part < PARTS; part++) {
+        struct tly_frame f = raw_word(TLY_HAVE, 5);
+        f.part = part;
+        f.length = RAW_PART;
+        raw_post(0, f, version, sizeof version);
+    }
+    raw_settle(0);
+    assert_true(raw.rank[0].facts.bytes_in_use <= raw.rank[0].facts.memory_limit);
+    struct tly_frame f = raw_operation(TALLY_SHARED_READ, 0, 1, 5);
+    f.part = PARTS - 1;
+    f.length = RAW_PART;
+    raw_post(0, f, NULL, 0);
+    raw_until(&raw.rank[0].verdicts, 1);
+    assert_int_equal(raw.rank[0].verdict_err, ENOMEM);
+}
+
+/* What no rank says ends its connection, and the others go on. */
+static void wild(int rank, struct tly_frame f, uint32_t bytes)
+{
+    static const uint8_t zeros[BYTES];
+    uint8_t payload[BYTES] = {0};
+    tly_version_put(payload, &(struct tly_version){2, 1});
+    raw_post(rank, f, f.type == TLY_FINAL ? zeros : payload, bytes);
+    raw_until(&raw.rank[rank].closed, 1);
+    raw_enter(rank);
+}
+
+static void test_wild(void **state)
+{
+    struct tly_frame f = raw_word(TLY_FINAL, 5);
+    wild(2, f, BYTES); /* unknown */
+    f = raw_word(TLY_HAVE, 5);
+    f.flags = TLY_MARK;
+    wild(2, f, STATE);
+    for (int i = 0; i < RANKS; i++) {
+        have(i, 5, 2, i == 1);
+        done(i, 5);
+    }
+    raw_until(&raw.rank[1].finals, 1);
+    wild(2, raw_word(TLY_FINAL, 5), BYTES); /* another was asked */
+    wild(2, f, STATE);
+    wild(2, raw_word(TLY_FINAL, 6), BYTES); /* of the future */
+    have(2, 5, 2, 0);
+    done(2, 5);
+    wild(2, raw_word(TLY_HAVE, 1), TLY_VERSION_BYTES); /* it holds what is newer than where the part is */
+    wild(2, raw_word(TLY_HAVE, 2), 1);
+    wild(2, raw_word(TLY_HAVE, 0), 0);
+    f = raw_word(TLY_HAVE, 5);
+    f.rank = 1;
+    wild(2, f, TLY_VERSION_BYTES);
+    f = raw_word(TLY_HAVE, 5);
+    f.length = BYTES / 2;
+    wild(2, f, TLY_VERSION_BYTES);
+    f = raw_word(TLY_HAVE, 5);
+    f.length = 3;
+    wild(2, f, TLY_VERSION_BYTES);
+    f = raw_word(TLY_HAVE, 5);
+    f.length = RAW_PART + 64;
+    wild(2, f, TLY_VERSION_BYTES);
+    f = raw_word(TLY_HAVE, 5);
+    f.flags = TLY_MARK;
+    wild(2, f, STATE - 1);
+    wild(1, raw_word(TLY_FINAL, 5), BYTES); /* before their state */
+    have(1, 5, 2, 1);
+    done(1, 5);
+    have(2, 5, 2, 0);
+    done(2, 5);
+    raw_until(&raw.rank[1].finals, 1);
+    give_state(1, 5, none);
+    f = raw_word(TLY_FINAL, 5);
+    f.offset = BYTES / 2;
+    wild(1, f, BYTES / 2); /* not from the beginning */
+    have(1, 5, 2, 1);
+    done(1, 5);
+    raw_until(&raw.rank[1].finals, 1);
+    give(1, 5, 4, none);
+    read_part(0, 1, 5);
+    expect(0, 1, 4);
+}
+
+/* Random words about a few parts: whatever they say, nothing is lost of the service but their connections. */
+static void test_random(void **state)
+{
+    static const uint8_t types[] = {TLY_HAVE, TLY_FINAL, TLY_DONE, TLY_CANCEL, TLY_PUSH, TLY_HAVE};
+    uint64_t random = 5;
+    uint8_t payload[BYTES];
+    for (int i = 0; i < 4000; i++) {
+        int rank = (int)(job_random(&random) % RANKS);
+        if (raw.rank[rank].closed)
+            raw_enter(rank);
+        uint32_t epoch = (uint32_t)(job_random(&random) % 6), bytes = BYTES;
+        struct tly_frame f = raw_word(types[job_random(&random) % sizeof types], epoch);
+        f.part = (uint32_t)(job_random(&random) % 3);
+        if (f.type == TLY_DONE)
+            f = (struct tly_frame){.type = TLY_DONE, .count = epoch};
+        if (f.type == TLY_PUSH || f.type == TLY_CANCEL) {
+            f = raw_operation(TALLY_SHARED_ADD, (uint32_t)rank, (uint32_t)(job_random(&random) % 4), epoch);
+            f.type = types[3 + job_random(&random) % 2];
+        }
+        if (f.type == TLY_HAVE) {
+            f.flags = job_random(&random) % 3 ? 0 : TLY_MARK;
+            bytes = f.flags ? STATE : job_random(&random) % 4 ? TLY_VERSION_BYTES : 0;
+        }
+        if (f.type == TLY_DONE || f.type == TLY_CANCEL)
+            bytes = 0;
+        for (uint32_t at = 0; at < bytes; at++)
+            payload[at] = at < 1 || at > 11 ? (uint8_t)(job_random(&random) % 4) : 0;
+        raw_post(rank, f, payload, bytes);
+        if (i % 8 == 0) {
+            int before = raw.rank[rank].answers;
+            raw_post(rank, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+            while (raw.rank[rank].answers == before && !raw.rank[rank].closed)
+                tly_loop_turn(&raw.loop, 2);
+        }
+    }
+    for (int rank = 0; rank < RANKS; rank++)
+        if (raw.rank[rank].closed)
+            raw_enter(rank);
+    settle_all();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_holder, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_pending, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_moves_twice, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_giver_breaks, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_giver_leaves, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_given_up, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_earlier_create, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_resumed, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_half_there, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_wild, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_random, raw_set_up, raw_tear_down),
+    };
+    return cmocka_run_group_tests_name("shared_regain", tests, NULL, NULL);
+}
