@@ -46,7 +46,6 @@ struct tly_rule {
     bool borrows; /* inputs may be read in their ranks' memory: nothing of them outlives the sum */
     bool offers;  /* a push may be an offer, which is fetched once all have come, and may answer a probe */
     bool carried; /* one rank of a machine may push for all of them */
-    bool keeps;   /* advance() keeps the result beyond the round, and needs all of it */
 
     /* What is wrong with the frame's type and size among these ranks, as a static text; NULL: nothing. */
     const char *(*check)(const struct tly_frame *f, const struct tly_members *who);
@@ -62,6 +61,8 @@ struct tly_rule {
     uint8_t *(*place)(const struct tly_round *r);
     /* Make bytes [from, to) of the result.  NULL: there is none. */
     void (*advance)(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to);
+    /* The result is whole: keep it beyond the round.  NULL: nothing of it is kept, so the service needs only what ranks lack. */
+    void (*keep)(struct tly_job *job, const struct tly_round *r);
     /* All inputs are whole: do they fit together?  Fails the round if not (tly_verdict_decide).  It may be asked again before
      * the result begins.  NULL: they do. */
     void (*tell)(struct tly_job *job, struct tly_round *r);

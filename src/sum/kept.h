@@ -33,6 +33,7 @@ struct tly_kept {
     uint32_t giver;             /* rank that has been asked for the values; TLY_NO_PEER: none */
     uint8_t *coming;            /* owned: state of what the giver sends; NULL: that has not come */
     uint32_t filled;            /* bytes that have come from the giver */
+    bool created_here;          /* GATHERS: the create has ended here, and `values` are its values */
     uint32_t given_up;          /* ranks with `gave_up` */
     struct tly_kept_rank {
         struct tly_round *open; /* its last operation, until that is complete; NULL: it is.  Borrowed */

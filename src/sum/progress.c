@@ -64,6 +64,8 @@ static void progress_finish(struct tly_job *job, struct tly_round *r)
     tly_round_stamp(job, r, TLY_AT_SUMMED, TLY_NO_PEER);
     job->facts.bytes_summed += r->length;
     job->facts.parts_summed++;
+    if (r->rule->keep)
+        r->rule->keep(job, r);
 }
 
 void tly_progress_reached(struct tly_job *job, struct tly_round *r, uint32_t to)
@@ -168,7 +170,7 @@ void tly_progress(struct tly_job *job, struct tly_round *r)
     /* Less than a fragment is not worth a frame.  A restored round may be ahead of its inputs. */
     if (!whole && (to <= r->summed || to - r->summed < job->fragment_bytes))
         return;
-    if (whole && r->rule->tell && (!r->had || tly_round_is_kept(r)))
+    if (whole && r->rule->tell && (!r->had || r->rule->keep))
         r->rule->tell(job, r);
     if (r->complete || progress_must_wait(job, r))
         return;

@@ -7,6 +7,9 @@
  *   all said DONE   the lowest rank that holds the highest version is asked for the values (AGAIN with MARK)
  *   KEPT_HELD       it has sent their state (HAVE with MARK) and the values (FINAL).  The version is (e, 0), and pushes go on
  *
+ * If the part's create ends here, no rank can have added to it: its values are as good as those of any rank, and no rank need be
+ * asked.  A rank that has them from the old service may have left by then.
+ *
  * A few parts are asked for at a time, so what the rank has to send stays short.
  *
  * A rank that says DONE without naming a part has given it up.  So has one whose create has failed (CANCEL).  The part goes once
@@ -236,14 +239,29 @@ void tly_regain_cancelled(struct tly_session *p, const struct tly_frame *f)
 
 static void regain_hold(struct tly_job *job, struct tly_kept *s)
 {
+    s->state = KEPT_HELD;
+    tly_progress_kept(job, s);
+    tly_progress_kept(job, s); /* the first turn has applied what had waited, and may have moved clocks */
+}
+
+static void regain_take(struct tly_job *job, struct tly_kept *s)
+{
     struct tly_version taken = tly_version_get(s->coming);
     tly_kept_log(job, s, "take version %u %" PRIu64, taken.epoch, taken.count);
     tly_kept_read(job, s, s->coming);
     tly_kept_forget_giver(job, s);
-    s->state = KEPT_HELD;
-    tly_progress_kept(job, s);
-    tly_progress_kept(job, s); /* the first turn has applied what had waited, and may have moved clocks */
+    regain_hold(job, s);
     regain_look(job);
+}
+
+void tly_regain_created(struct tly_job *job, struct tly_kept *s, const uint8_t *values)
+{
+    if (!s->values)
+        return;
+    memcpy(s->values, values, s->length);
+    s->created_here = true;
+    if (s->state == KEPT_GATHERS && s->giver == TLY_NO_PEER)
+        regain_hold(job, s);
 }
 
 int tly_regain_final(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why)
@@ -259,7 +277,7 @@ int tly_regain_final(struct tly_session *p, const struct tly_frame *f, const voi
     memcpy(s->values + s->filled, data, f->payload);
     s->filled += f->payload;
     if (s->filled == s->length)
-        regain_hold(job, s);
+        regain_take(job, s);
     return 0;
 }
 
@@ -282,8 +300,11 @@ void tly_regain_left(struct tly_job *job, uint32_t rank)
     tly_map_each(&job->kept, s)
     {
         regain_take_up(s, rank); /* the others do not wait for it */
-        if (s->giver == rank)
-            tly_kept_forget_giver(job, s);
+        if (s->giver != rank)
+            continue;
+        tly_kept_forget_giver(job, s);
+        if (s->created_here)
+            regain_hold(job, s);
     }
     regain_drop_given_up(job);
     regain_look(job);

@@ -6,6 +6,7 @@
 
 struct tly_frame;
 struct tly_job;
+struct tly_kept;
 struct tly_session;
 
 /* HAVE of kind TLY_KEPT: which version of a part its rank holds, or the state of the values that it is about to give.  -EPROTO,
@@ -15,6 +16,8 @@ int tly_regain_have(struct tly_session *p, const struct tly_frame *f, const void
 void tly_regain_done(struct tly_session *p, uint32_t epoch);
 /* CANCEL: if it is of the part's create, that has failed, and its rank gives the part up. */
 void tly_regain_cancelled(struct tly_session *p, const struct tly_frame *f);
+/* The part's create has ended here with these values, as long as the part. */
+void tly_regain_created(struct tly_job *job, struct tly_kept *s, const uint8_t *values);
 /* FINAL of kind TLY_KEPT: a fragment of the values.  -EPROTO: *why. */
 int tly_regain_final(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why);
 /* The rank's connection has ended: it says all that again over the next one. */

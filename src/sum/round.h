@@ -94,12 +94,6 @@ static inline bool tly_round_all_arrived(const struct tly_round *r)
     return r->arrived == r->who->count;
 }
 
-/* The result is to stay here, and no rank has all of it from another service. */
-static inline bool tly_round_is_kept(const struct tly_round *r)
-{
-    return r->rule->keeps && r->base < r->length;
-}
-
 /* A rank's push of a round, or the round itself (TLY_NO_PEER), has come to a moment of the timeline.  Parts between
  * two ranks have numbers of their own, which the timeline could not tell apart. */
 static inline void tly_round_stamp(const struct tly_job *job, const struct tly_round *r,

@@ -363,6 +363,51 @@ static void test_create_half_there(void **state)
     expect_created();
 }
 
+/* Rank 1 has all of the part, and rank 2 none.  The create ends for rank 1, which leaves before it has given the values. */
+static void create_and_leave(bool is_asked)
+{
+    have(0, 5, 0, 0);
+    raw_post(0, raw_create(0, TLY_HAVE, 0), NULL, 0);
+    done(0, 5);
+    have(1, 5, 2, 0);
+    struct tly_frame f = raw_create(1, TLY_HAVE, BYTES);
+    f.flags = TLY_LAST;
+    raw_post(1, f, NULL, 0);
+    done(1, 5);
+    have(2, 5, 0, 0);
+    raw_post(2, raw_create(2, TLY_HAVE, 0), NULL, 0);
+    raw_until(&raw.rank[1].finals, 1);
+    if (is_asked) {
+        done(2, 5);
+        raw_until(&raw.rank[1].finals, 2);
+    }
+    for (size_t i = 0; i < BYTES / sizeof *raw_data; i++)
+        raw_data[i] = 3;
+    f = raw_create(1, TLY_FINAL, 0);
+    f.flags = TLY_LAST;
+    raw_post(1, f, raw_data, BYTES);
+    raw_until(&raw.rank[2].results, 1);
+    if (is_asked) {
+        give_state(1, 5, none);
+        give_values(1, 5, 3, 0, BYTES / 2);
+    }
+    raw_post(1, (struct tly_frame){.type = TLY_GOODBYE}, NULL, 0);
+    push(2, 1, 5, 1);
+    if (!is_asked)
+        done(2, 5);
+    expect(2, 2, 4);
+}
+
+static void test_create_and_leave(void **state)
+{
+    create_and_leave(false);
+}
+
+static void test_create_and_leave_while_giving(void **state)
+{
+    create_and_leave(true);
+}
+
 /* Parts for which there is no memory are refused by each operation, not waited for. */
 static void test_no_memory(void **state)
 {
@@ -502,6 +547,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_earlier_create, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_resumed, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_half_there, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_and_leave, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_and_leave_while_giving, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_wild, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_random, raw_set_up, raw_tear_down),

@@ -17,6 +17,7 @@
 #include "sum/internal.h"
 #include "sum/kept.h"
 #include "sum/members.h"
+#include "sum/regain.h"
 #include "sum/round.h"
 #include "sum/session.h"
 #include "sum/slot.h"
@@ -56,24 +57,22 @@ static void create_tell(struct tly_job *job, struct tly_round *r)
         shared_has_no_memory(job, r, "");
 }
 
-/* Ranks may have had [0, from) from another service.  It is in the result as well. */
-static void create_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
+static void create_keep(struct tly_job *job, const struct tly_round *r)
 {
     struct tly_kept *s = tly_kept_find(job, &r->head);
-    tly_root_advance(job, r, from, to);
-    if (s && s->state == KEPT_HELD && s->length == r->head.length)
-        memcpy(s->values, r->result, to);
+    if (s && s->created == r->head.round && s->length == r->length)
+        tly_regain_created(job, s, r->result);
 }
 
 const struct tly_rule tly_rule_shared_create = {
     .name = "shared_create",
     .givers = TLY_ROOT_GIVES,
-    .keeps = true,
     .check = create_check,
     .length = tly_root_length,
     .place = tly_root_place,
+    .keep = create_keep,
     .tell = create_tell,
-    .advance = create_advance,
+    .advance = tly_root_advance,
 };
 
 /* --- add and read -------------------------------------------------------------------------------- */
