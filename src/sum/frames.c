@@ -50,8 +50,9 @@ static const char *frames_bad_push(const struct tly_job *job, const struct tly_s
         return "unknown group";
     if (rule->givers == TLY_ROOT_GIVES && !tly_members_have(who, f->root))
         return "no such root";
+    bool judged = f->part == 0 || (f->type == TLY_HAVE && rule->keep); /* by home, or by any service */
     if (f->flags & TLY_MARK)
-        return f->part == 0 && f->offset == 0 && f->length == 0 ? NULL : "a malformed error mark";
+        return judged && f->offset == 0 && f->length == 0 ? NULL : "a malformed error mark";
     if (element == 0 || f->length % element || f->payload % element)
         return "unknown kind, type or size";
     if (f->length > job->part_most)

@@ -6,6 +6,11 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "comm/comm.h"
+#include "comm/op/op.h"
+#include "comm/op/part.h"
+#include "comm/path/doubt.h"
+#include "comm/path/peer.h"
 #include "job.h"
 #include "shared.h"
 
@@ -339,6 +344,83 @@ static void test_short(void **state)
     job_kill_tallyd(&j, &b->stage, 20);
 }
 
+enum { TALLYD = 2, REFUSER = 1, SENT = 1, REFUSED = 2, KILLED = 3 };
+
+/* Has the create's part for the tallyd been sent?  It is home of none. */
+static bool is_sent(const tally_op *op)
+{
+    bool sent = false;
+    for (uint32_t i = 1; i < op->part_count; i++)
+        sent |= op->parts[i].owner == TALLYD && op->parts[i].state == PART_SENT && !op->parts[i].frames;
+    return sent;
+}
+
+/* Rank 1 does not hear from the tallyd that it refuses the create, and the tallyd dies. */
+static void lose_a_verdict(tally_comm *c, struct board *b, const tally_op *op)
+{
+    struct tly_peer *p = &c->peers[TALLYD];
+    tly_loop_lock(&c->loop);
+    for (; !is_sent(op); tly_loop_lock(&c->loop)) {
+        tly_loop_unlock(&c->loop);
+        job_sleep_ms(2);
+    }
+    atomic_store(&b->stage, SENT); /* now rank 0 pushes */
+    job_await(&b->stage, KILLED);
+    p->gone = true;
+    tly_doubt_begin(p);
+    tly_peer_drop(p);
+    tly_loop_unlock(&c->loop);
+}
+
+/* Creates that the tallyd has no memory for fail on all ranks, also if it dies before all have heard of it. */
+static int run_refused(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = job_open();
+    enum { COUNT = 3 * 4096 }; /* a part for each service */
+    int64_t *x = shared_first(COUNT);
+    tally_op *op = NULL;
+    char name[16];
+    int err = 0;
+    for (int i = 0; !err; i++) {
+        snprintf(name, sizeof name, "w%d", i);
+        CHECK(tally_shared_create(c, name, x, COUNT, TALLY_INT64, 0, NULL, &op) == 0);
+        err = job_ends(op);
+        job_barrier(c);
+    }
+    CHECK(err == -ENOMEM);
+    if (rank == 0)
+        job_await(&b->stage, SENT);
+    CHECK(tally_shared_create(c, "last", x, COUNT, TALLY_INT64, 0, NULL, &op) == 0);
+    if (rank == REFUSER)
+        lose_a_verdict(c, b, op);
+    CHECK(tally_op_wait(op, -1) == -ENOMEM);
+    CHECK_HOLDS(tally_op_error(op), "has no memory for a part of");
+    tally_op_free(op);
+    if (rank == 0)
+        atomic_store(&b->stage, REFUSED);
+    job_barrier(c);
+    CHECK(tally_comm_close(c) == 0);
+    free(x);
+    return 0;
+}
+
+static void test_refused(void **state)
+{
+    struct board *b = board_of(0, 0, 0);
+    struct job j = {.ranks = 2,
+                    .tallyds = 1,
+                    .main = run_refused,
+                    .arg = b,
+                    .tallyd_options = {"--memory", "1M"},
+                    .settings = {"TALLY_PART_BYTES=32K", "TALLY_MEMORY=8M", "TALLY_SPLIT=optimal"}};
+    job_start(&j);
+    job_await(&b->stage, REFUSED);
+    kill(j.tallyd_pid[0], SIGKILL);
+    atomic_store(&b->stage, KILLED);
+    end_ranks(&j);
+}
+
 /* --- chaos --------------------------------------------------------------------------------------- */
 
 /* Services die, leave, come and stand still, connections break, and the sums are exact. */
@@ -389,7 +471,7 @@ int main(void)
         cmocka_unit_test(test_stopped),     cmocka_unit_test(test_drain),
         cmocka_unit_test(test_come_and_go), cmocka_unit_test(test_creating),
         cmocka_unit_test(test_late_create), cmocka_unit_test(test_short),
-        cmocka_unit_test(test_chaos),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_chaos),
     };
     return cmocka_run_group_tests_name("shared_moves", tests, NULL, NULL);
 }

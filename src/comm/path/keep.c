@@ -126,12 +126,12 @@ void tly_keep_part(struct tly_peer *p, struct tly_part *part)
     }
 }
 
-void tly_keep_verdict(struct tly_peer *p, const struct tally_op *op, int err, const char *sentence)
+void tly_keep_verdict(struct tly_peer *p, const struct tly_part *part, int err, const char *sentence)
 {
     struct tly_keep *k = append_keep(p);
     if (!k)
         return;
-    tly_peer_head(&op->parts[0], &k->head);
+    tly_peer_head(part, &k->head);
     k->head.length = 0;
     k->err = err;
     k->verdict = strdup(sentence);

@@ -242,6 +242,12 @@ static struct tally_op *peer_find_mark(tally_comm *c, const struct tly_frame *f)
     return NULL;
 }
 
+/* The part that a verdict is about: home's is about part 0, and only shared tensors get one from another service. */
+static const struct tly_part *peer_judged(const struct tally_op *op, const struct tly_frame *f)
+{
+    return &op->parts[op->call->kept && f->part < op->part_count ? f->part : 0];
+}
+
 static void peer_on_verdict(struct tly_peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_reader r = {data, f->payload, false};
@@ -252,8 +258,9 @@ static void peer_on_verdict(struct tly_peer *peer, const struct tly_frame *f, co
     if (op && op->call->apart && !tly_op_find_part(peer, f))
         op = NULL; /* of a service that the part has left */
     bool kept = tly_doubt_confirmed(peer, f, true) || !peer->mortal;
-    if (!kept && (op || mark))
-        tly_keep_verdict(peer, op ? op : mark, err, sentence);
+    bool passed_on = mark || (op && !op->call->apart); /* nobody else waits for an operation of one rank */
+    if (!kept && passed_on)
+        tly_keep_verdict(peer, peer_judged(op ? op : mark, f), err, sentence);
     else if (!kept)
         tly_keep_unasked(peer, f);
     if (op || mark)
