@@ -7,8 +7,9 @@
  *   all said DONE   the lowest rank that holds the highest version is asked for the values (AGAIN with MARK)
  *   KEPT_HELD       it has sent their state (HAVE with MARK) and the values (FINAL).  The version is (e, 0), and pushes go on
  *
- * If the part's create ends here, no rank can have added to it: its values are as good as those of any rank, and no rank need be
- * asked.  A rank that has them from the old service may have left by then.
+ * While its create is in flight ranks name a part, too, and may have no values.  Each word counts, whichever comes first.  If the
+ * create ends here no rank can have added to the part, so its values are those that a rank would give, and no rank need be asked.
+ * A rank that has them from the old service may have left by then.
  *
  * A few parts are asked for at a time, so what the rank has to send stays short.
  *
@@ -166,11 +167,11 @@ int tly_regain_have(struct tly_session *p, const struct tly_frame *f, const void
         tly_kept_drop(job, s); /* an earlier create of that name, which has failed, has left it */
         s = NULL;
     }
-    if (s ? s->created > f->round : !f->payload)
-        return 0; /* its create has failed since, or has not ended yet */
+    if (s && s->created > f->round)
+        return 0; /* its create has failed since */
     *why = "two sizes of one shared tensor";
     if (s && !regain_fits(s, f))
-        return -EPROTO;
+        return f->payload ? -EPROTO : 0; /* ranks may disagree about a create */
     *why = "out of memory";
     if (!s && !(s = tly_kept_expect(job, f)))
         return -ENOMEM;
@@ -260,6 +261,8 @@ void tly_regain_created(struct tly_job *job, struct tly_kept *s, const uint8_t *
         return;
     memcpy(s->values, values, s->length);
     s->created_here = true;
+    for (uint32_t i = 0; i < job->ranks; i++)
+        regain_take_up(s, i); /* one that came late to the create has not named the part */
     if (s->state == KEPT_GATHERS && s->giver == TLY_NO_PEER)
         regain_hold(job, s);
 }

@@ -366,6 +366,8 @@ static void test_create_half_there(void **state)
 /* Rank 1 has all of the part, and rank 2 none.  The create ends for rank 1, which leaves before it has given the values. */
 static void create_and_leave(bool is_asked)
 {
+    have(2, 5, 0, 0); /* nobody has named values yet: it counts all the same */
+    raw_settle(2);
     have(0, 5, 0, 0);
     raw_post(0, raw_create(0, TLY_HAVE, 0), NULL, 0);
     done(0, 5);
@@ -374,7 +376,7 @@ static void create_and_leave(bool is_asked)
     f.flags = TLY_LAST;
     raw_post(1, f, NULL, 0);
     done(1, 5);
-    have(2, 5, 0, 0);
+    settle_all();
     raw_post(2, raw_create(2, TLY_HAVE, 0), NULL, 0);
     raw_until(&raw.rank[1].finals, 1);
     if (is_asked) {
@@ -408,10 +410,43 @@ static void test_create_and_leave_while_giving(void **state)
     create_and_leave(true);
 }
 
-/* Parts for which there is no memory are refused by each operation, not waited for. */
+/* Rank 2 begins the create after it has said that it has named all parts: it has given none up. */
+static void test_create_begun_late(void **state)
+{
+    for (int i = 0; i < RANKS; i++) {
+        if (i < 2)
+            have(i, 5, 0, 0);
+        done(i, 5);
+        raw_settle(i);
+    }
+    for (size_t i = 0; i < BYTES / sizeof *raw_data; i++)
+        raw_data[i] = 3;
+    for (int i = 0; i < RANKS; i++) {
+        struct tly_frame f = raw_create(i, TLY_PUSH, 0);
+        f.flags = i ? TLY_REQUEST : TLY_LAST;
+        raw_post(i, f, raw_data, i ? 0 : BYTES);
+    }
+    expect(2, 1, 3);
+    done(0, 6);
+    done(1, 6);
+    settle_all();
+    push(2, 1, 5, 1);
+    expect(2, 2, 4);
+}
+
+/* The last of so many parts, for all of which there is no memory. */
+enum { PARTS = 40 };
+
+static struct tly_frame raw_last(struct tly_frame f)
+{
+    f.part = PARTS - 1;
+    f.length = RAW_PART;
+    return f;
+}
+
+/* Parts for which there is no memory are refused by each operation, not waited for, until there is some. */
 static void test_no_memory(void **state)
 {
-    enum { PARTS = 40 };
     uint8_t version[TLY_VERSION_BYTES];
     tly_version_put(version, &(struct tly_version){2, 1});
     for (uint32_t part = 0; part < PARTS; part++) {
@@ -420,12 +455,10 @@ static void test_no_memory(void **state)
         f.length = RAW_PART;
         raw_post(0, f, version, sizeof version);
     }
+    done(0, 5);
     raw_settle(0);
     assert_true(raw.rank[0].facts.bytes_in_use <= raw.rank[0].facts.memory_limit);
-    struct tly_frame f = raw_operation(TALLY_SHARED_READ, 0, 1, 5);
-    f.part = PARTS - 1;
-    f.length = RAW_PART;
-    raw_post(0, f, NULL, 0);
+    raw_post(0, raw_last(raw_operation(TALLY_SHARED_READ, 0, 1, 5)), NULL, 0);
     raw_until(&raw.rank[0].verdicts, 1);
     assert_int_equal(raw.rank[0].verdict_err, ENOMEM);
 }
@@ -547,6 +580,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_earlier_create, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_resumed, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_half_there, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_begun_late, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_and_leave, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_and_leave_while_giving, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),

@@ -53,7 +53,9 @@ static void shared_has_no_memory(struct tly_job *job, struct tly_round *r, const
 static void create_tell(struct tly_job *job, struct tly_round *r)
 {
     const struct tly_kept *s = tly_kept_find(job, &r->head);
-    if ((!s || s->created != r->head.round) && !tly_kept_make(job, &r->head))
+    if (!s || s->created != r->head.round)
+        s = tly_kept_make(job, &r->head);
+    if (!s || s->state == KEPT_NO_MEMORY)
         shared_has_no_memory(job, r, "");
 }
 
