@@ -147,7 +147,15 @@ void tly_kept_gather(struct tly_job *job, struct tly_kept *s, uint32_t epoch)
         s->rank[i].had = (struct tly_version){0};
         s->rank[i].named = s->rank[i].gave_up = false;
     }
-    s->state = s->values || kept_take_memory(job, s) ? KEPT_GATHERS : KEPT_NO_MEMORY;
+    s->state = KEPT_NO_MEMORY;
+    tly_kept_has_memory(job, s);
+}
+
+bool tly_kept_has_memory(struct tly_job *job, struct tly_kept *s)
+{
+    if (s->state == KEPT_NO_MEMORY && (s->values || kept_take_memory(job, s)))
+        s->state = KEPT_GATHERS;
+    return s->state != KEPT_NO_MEMORY;
 }
 
 void tly_kept_forget_giver(struct tly_job *job, struct tly_kept *s)

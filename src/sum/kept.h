@@ -68,6 +68,8 @@ struct tly_kept *tly_kept_make(struct tly_job *job, const struct tly_frame *f);
 struct tly_kept *tly_kept_expect(struct tly_job *job, const struct tly_frame *f);
 /* The part comes here (again) with this epoch: what was here of it is void. */
 void tly_kept_gather(struct tly_job *job, struct tly_kept *s, uint32_t epoch);
+/* There may be memory for it by now.  False: there is none. */
+bool tly_kept_has_memory(struct tly_job *job, struct tly_kept *s);
 /* Nobody gives the values any more. */
 void tly_kept_forget_giver(struct tly_job *job, struct tly_kept *s);
 void tly_kept_drop(struct tly_job *job, struct tly_kept *s);

@@ -91,6 +91,14 @@ static void regain_look(struct tly_job *job)
     }
 }
 
+bool tly_regain_has_memory(struct tly_job *job, struct tly_kept *s)
+{
+    bool lacked = s->state == KEPT_NO_MEMORY, has = tly_kept_has_memory(job, s);
+    if (lacked && has)
+        regain_look(job); /* what ranks have said still holds: no operation has ended since */
+    return has;
+}
+
 /* --- what ranks say ------------------------------------------------------------------------------ */
 
 /* False: it has already. */

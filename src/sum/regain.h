@@ -2,6 +2,7 @@
 #ifndef TLY_SUM_REGAIN_H
 #define TLY_SUM_REGAIN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct tly_frame;
@@ -16,6 +17,8 @@ int tly_regain_have(struct tly_session *p, const struct tly_frame *f, const void
 void tly_regain_done(struct tly_session *p, uint32_t epoch);
 /* CANCEL: if it is of the part's create, that has failed, and its rank gives the part up. */
 void tly_regain_cancelled(struct tly_session *p, const struct tly_frame *f);
+/* An operation has come for the part: is there memory for it?  It may be there by now, and then the values are asked for. */
+bool tly_regain_has_memory(struct tly_job *job, struct tly_kept *s);
 /* The part's create has ended here with these values, as long as the part. */
 void tly_regain_created(struct tly_job *job, struct tly_kept *s, const uint8_t *values);
 /* FINAL of kind TLY_KEPT: a fragment of the values.  -EPROTO: *why. */

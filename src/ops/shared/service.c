@@ -52,10 +52,10 @@ static void shared_has_no_memory(struct tly_job *job, struct tly_round *r, const
 /* All ranks agree: keep the part, or say why not. */
 static void create_tell(struct tly_job *job, struct tly_round *r)
 {
-    const struct tly_kept *s = tly_kept_find(job, &r->head);
+    struct tly_kept *s = tly_kept_find(job, &r->head);
     if (!s || s->created != r->head.round)
         s = tly_kept_make(job, &r->head);
-    if (!s || s->state == KEPT_NO_MEMORY)
+    if (!s || !tly_regain_has_memory(job, s))
         shared_has_no_memory(job, r, "");
 }
 
@@ -152,7 +152,7 @@ static void shared_tell(struct tly_job *job, struct tly_round *r)
     }
     if (r->head.epoch < s->version.epoch)
         return;
-    if (s->state == KEPT_NO_MEMORY) {
+    if (!tly_regain_has_memory(job, s)) {
         shared_has_no_memory(job, r, " that has moved to it");
         return;
     }
