@@ -13,7 +13,9 @@
 #include "deaf.h"
 #include "job.h"
 #include "membership/member.h"
+#include "shared.h"
 #include "transport/address.h"
+#include "wire/kept.h"
 
 #include <cmocka.h>
 
@@ -27,7 +29,13 @@ enum {
     AT_ONCE = 2000,
     RETAINED = 64 << 10, /* TALLY_RETAIN_BYTES */
     PATIENCE_MS = 30000,
+    PART = 64 << 10, /* and fewer parts of a shared tensor than this: */
+    PARTS = 64,
+    LENGTH = 20000, /* elements of it */
 };
+
+/* What it answers to an addition to a shared tensor. */
+enum lie { TRUTH, SHORT_STATE, FOREIGN_STATE, NO_STATE };
 
 struct rogue {
     struct tly_frame (*says)(uint64_t i); /* to each rank, again and again; NULL: nothing */
@@ -37,6 +45,8 @@ struct rogue {
     bool refuses;      /* what it is home of, at first; then it dies */
     bool hasty;        /* asks for what it has, and answers at once; `most` times, then it dies */
     bool reticent;     /* it sums, and says what is stable only when it is asked */
+    enum lie lie;      /* it keeps a shared tensor until the first addition */
+    int made[2];       /* additions of each rank */
     atomic_int speaks; /* ranks are at work */
     atomic_int asked;  /* so often, what is stable */
 };
@@ -62,7 +72,7 @@ static int header(void *user, struct tly_link *l, const struct tly_frame *f, str
                   const char **why)
 {
     const struct rogue *r = ((struct voice *)user)->rogue;
-    land->control = r->hasty || r->reticent;
+    land->control = r->hasty || r->reticent || r->lie;
     return 0;
 }
 
@@ -122,6 +132,56 @@ static void tell_stable(struct voice *v, struct tly_link *l)
     tly_link_set_counts(l, &v->counts, UINT32_MAX);
 }
 
+/* The create has come from both: rank 1 gets the values of rank 0. */
+static void create(struct voice *v, const struct tly_frame *push, const void *data)
+{
+    static struct {
+        struct voice *voice;
+        struct tly_frame result;
+    } of[PARTS][2];
+    static uint8_t values[PARTS][PART];
+    CHECK(push->part < PARTS && push->length <= PART && push->rank < 2);
+    if (push->rank == 0)
+        memcpy(values[push->part], data, push->length);
+    of[push->part][push->rank].voice = v;
+    of[push->part][push->rank].result = *push;
+    for (int i = 0; i < 2 && of[push->part][!push->rank].voice; i++) {
+        struct tly_frame f = of[push->part][i].result;
+        f.type = TLY_RESULT;
+        f.flags = TLY_LAST;
+        f.length = i ? f.length : 0;
+        CHECK(tly_outbox_post(&of[push->part][i].voice->outbox, &f, values[push->part], f.length, NULL) == 0);
+        of[push->part][i].voice->said++;
+    }
+}
+
+static void lie(struct voice *v, const struct tly_frame *push)
+{
+    uint8_t state[TLY_STATE_LEAST + 2 * TLY_STATE_RANK] = {0}, values[PART] = {0};
+    struct tly_frame f = *push;
+    uint32_t epoch = push->epoch + (v->rogue->lie == FOREIGN_STATE);
+    tly_version_put(state, &(struct tly_version){epoch, 1});
+    f.type = TLY_HAVE;
+    f.flags = 0;
+    f.offset = 0;
+    if (v->rogue->lie != NO_STATE)
+        CHECK(tly_outbox_post(&v->outbox, &f, state, sizeof state - (v->rogue->lie == SHORT_STATE), NULL) ==
+              0);
+    f.type = TLY_RESULT;
+    f.flags = TLY_LAST;
+    CHECK(tly_outbox_post(&v->outbox, &f, values, f.length, NULL) == 0);
+}
+
+static void keep(struct voice *v, struct tly_link *l, const struct tly_frame *f, const void *data)
+{
+    if (f->type == TLY_PUSH && f->kind == TALLY_SHARED_CREATE)
+        create(v, f, data);
+    if ((f->type == TLY_PUSH || f->type == TLY_HAVE) && f->kind == TALLY_SHARED_ADD)
+        lie(v, f);
+    v->counts.stable = v->said;
+    tly_link_set_counts(l, &v->counts, UINT32_MAX);
+}
+
 static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void *data, const char **why)
 {
     struct voice *v = user;
@@ -129,6 +189,8 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         sum_up(v, l, f, data);
     if (v->rogue->reticent && f->type == TLY_COUNTS && f->flags & TLY_REQUEST)
         tell_stable(v, l);
+    if (v->rogue->lie)
+        keep(v, l, f, data);
     if (v->rogue->hasty)
         hurry(v, f, data);
     if (v->rogue->refuses && f->type == TLY_PUSH && f->part == 0 && f->flags & TLY_LAST && f->round < FIRST)
@@ -267,6 +329,32 @@ static int train(int rank, void *arg)
     return 0;
 }
 
+/* Each addition counts once, whatever the rogue has answered. */
+static int add(int rank, void *arg)
+{
+    struct rogue *rogue = arg;
+    tally_comm *c;
+    CHECK(tally_comm_open(NULL, &c) == 0);
+    CHECK(tally_comm_service_count(c) == 3);
+    int64_t *first = shared_first(LENGTH), *mine = shared_differences(rank, LENGTH);
+    shared_create(c, "w", first, LENGTH, TALLY_INT64, 0);
+    atomic_store(&rogue->speaks, 1);
+    for (int step = 0; step < STEPS || tally_comm_service_count(c) == 3; step++) {
+        shared_add(c, "w", mine);
+        rogue->made[rank]++;
+    }
+    job_barrier(c);
+    const int64_t *values = shared_read(c, "w");
+    for (int i = 0; i < LENGTH; i++)
+        CHECK(values[i] ==
+              i + rogue->made[0] * shared_difference(0, i) + rogue->made[1] * shared_difference(1, i));
+    job_barrier(c);
+    CHECK(tally_comm_close(c) == 0);
+    free(first);
+    free(mine);
+    return 0;
+}
+
 /* A job with this rogue, until both have ended well. */
 static struct job run(const struct rogue *how, int (*ranks)(int rank, void *rogue))
 {
@@ -293,13 +381,18 @@ static struct job run(const struct rogue *how, int (*ranks)(int rank, void *rogu
     return j;
 }
 
-static void meet(struct rogue how, const char *why)
+static void meet_at(int (*ranks)(int rank, void *rogue), struct rogue how, const char *why)
 {
-    struct job j = run(&how, train);
+    struct job j = run(&how, ranks);
     if (!strstr(job_log(&j, 1), why)) /* whoever notices it first has it put out */
         job_log_holds(&j, 0, why);
     job_log_holds(&j, 0, "is out:");
     job_clear(&j);
+}
+
+static void meet(struct rogue how, const char *why)
+{
+    meet_at(train, how, why);
 }
 
 /* What a rank may copy aside ends without a question, and what it may not with one. */
@@ -344,6 +437,17 @@ static struct tly_frame question(uint64_t i)
     return (struct tly_frame){.type = TLY_SPEC, .key = i};
 }
 
+static struct tly_frame state_of_nothing(uint64_t i)
+{
+    return (struct tly_frame){.type = TLY_HAVE, .kind = TALLY_SHARED_ADD, .key = i, .length = 64};
+}
+
+static struct tly_frame final(uint64_t i)
+{
+    return (
+        struct tly_frame){.type = TLY_FINAL, .flags = TLY_LAST, .kind = TLY_KEPT, .key = i, .length = 512};
+}
+
 static struct tly_frame push(uint64_t i)
 {
     return (struct tly_frame){.type = TLY_PUSH, .flags = TLY_LAST, .key = i, .length = 512};
@@ -368,6 +472,23 @@ static void test_asking_without_reading(void **state)
 static void test_no_frame_for_a_rank(void **state)
 {
     meet((struct rogue){.says = push, .payload = 512}, "a message that a rank does not take");
+}
+
+static void test_final_for_a_rank(void **state)
+{
+    meet((struct rogue){.says = final, .payload = 512}, "a message that a rank does not take");
+}
+
+static void test_states_of_nothing(void **state)
+{
+    meet((struct rogue){.says = state_of_nothing, .most = 100, .payload = 512}, "connection ended");
+}
+
+static void test_lies_about_a_shared_tensor(void **state)
+{
+    meet_at(add, (struct rogue){.lie = SHORT_STATE}, "a malformed state of a shared tensor");
+    meet_at(add, (struct rogue){.lie = FOREIGN_STATE}, "a malformed state of a shared tensor");
+    meet_at(add, (struct rogue){.lie = NO_STATE}, "values of a shared tensor without their state");
 }
 
 /* What it has left behind is not passed on to the others' harm. */
@@ -404,6 +525,9 @@ int main(void)
         cmocka_unit_test(test_verdicts_on_nothing),
         cmocka_unit_test(test_asking_without_reading),
         cmocka_unit_test(test_no_frame_for_a_rank),
+        cmocka_unit_test(test_final_for_a_rank),
+        cmocka_unit_test(test_states_of_nothing),
+        cmocka_unit_test(test_lies_about_a_shared_tensor),
         cmocka_unit_test(test_nonsense_before_it_dies),
         cmocka_unit_test(test_a_verdict_before_it_dies),
     };
