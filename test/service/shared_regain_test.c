@@ -410,6 +410,19 @@ static void test_create_and_leave_while_giving(void **state)
     create_and_leave(true);
 }
 
+/* Ranks disagree about a create that is in flight: home will say so. */
+static void test_create_disagreed(void **state)
+{
+    have(0, 5, 0, 0);
+    raw_settle(0);
+    struct tly_frame f = raw_word(TLY_HAVE, 5);
+    f.length = BYTES / 2;
+    raw_post(1, f, NULL, 0);
+    done(1, 5);
+    raw_settle(1);
+    assert_int_equal(raw.rank[1].closed, 0);
+}
+
 /* Rank 2 begins the create after it has said that it has named all parts: it has given none up. */
 static void test_create_begun_late(void **state)
 {
@@ -603,6 +616,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_earlier_create, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_resumed, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_half_there, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_disagreed, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_begun_late, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_and_leave, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_and_leave_while_giving, raw_set_up, raw_tear_down),
