@@ -48,6 +48,23 @@ tally.shutdown()
 """
 
 
+# Rank 1 adds nothing to a shared tensor until the file is filled, and rank 0 may be one addition ahead.
+BEHIND = """
+import ctypes, os, sys, time
+import tally
+from tally import _lib, _operations
+from tally._calls import Call
+tally.init()
+values, one, call = ctypes.c_double(0), ctypes.c_double(1), Call("w")
+_operations.shared_create(call, ctypes.addressof(values), 1, _lib.DTYPE_CODES["float64"], 1, (1,)).wait(60)
+while tally.rank() == 1 and os.path.getsize(sys.argv[1]) == 0:
+    time.sleep(0.02)
+for step in range(3):
+    _operations.shared_add(call, ctypes.addressof(one)).wait(60)
+tally.shutdown()
+"""
+
+
 def free_ports(count):
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
@@ -274,6 +291,31 @@ def test_who_is_late_and_why(tmp_path):
         assert re.search(r"late: an operation at [a-z]+ \d has waited \d+\.\d s for ranks 1-2, which did not send any of it yet", text), text
         assert "split no. 1, parts of %d KB\n" % (found["part_bytes"] >> 10) in text and "bandwidth" in text
         if any(s["kind"] == "tallyd" for s in late):
+            eventually(lambda: samples(daemon.port)["tally_waiting_seconds"] >= 1)
+        go.write_bytes(b"x")
+        for process in running:
+            process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0
+
+
+def test_who_is_behind_at_a_shared_tensor(tmp_path):
+    go = tmp_path / "go"
+    go.write_bytes(b"")
+    with Daemon() as daemon:
+        running = ranks(daemon, go, program=BEHIND)
+
+        def status(*arguments):
+            return tally("status", *arguments, env={**daemon.env, "TALLY_JOB": 'the "job"'}).stdout
+
+        def waiting():
+            answer = status("--json", daemon.env["TALLY_COORD"])
+            return answer and [s for s in json.loads(answer)["services"] if s.get("waiting_s", 0) >= 1]
+
+        late = eventually(waiting)
+        why = "rank 1 (1 step too far behind), which did not add enough to a shared tensor yet"
+        assert [s["waits_for"] for s in late] == [why]
+        assert f"s for {why}\n" in status(daemon.env["TALLY_COORD"])
+        if late[0]["kind"] == "tallyd":
             eventually(lambda: samples(daemon.port)["tally_waiting_seconds"] >= 1)
         go.write_bytes(b"x")
         for process in running:
