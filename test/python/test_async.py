@@ -1,6 +1,7 @@
 """tally.torch.AsyncOptimizer: services keep the parameters, and each rank adds its changes at its own pace."""
 
 import copy
+import errno
 import random
 import signal
 import sys
@@ -424,8 +425,11 @@ def test_large_changes(two):
     assert two(large) == [True, True]
 
 
-def overflowed():
-    """Changes of two ranks are finite, and their sum overflows.  Returns what finish() and step() say, and whether values are finite."""
+def overflowed(by_finish):
+    """Changes of two ranks are finite, and their sum overflows.  The ranks do what the error says.
+
+    by_finish: rank 1 steps no more, so that it gets the error from finish().
+    Returns what the error says, whether the values were finite then, and those of another AsyncOptimizer."""
     import tally.torch as hvd
     model = torch.nn.Linear(2, 2, bias=False)
     optimizer = asynchronous(model, torch.optim.SGD(model.parameters(), lr=1.0))
@@ -433,19 +437,100 @@ def overflowed():
     optimizer.step()
     model.weight.grad = torch.zeros(2, 2)
     hvd.barrier()
-    said = None
-    for _ in range(3):
-        try:
+    steps = 0 if by_finish and hvd.rank() == 1 else 3
+
+    def go_on():
+        for _ in range(steps):
             optimizer.step()
-        except FloatingPointError as error:
-            said = str(error)
-        hvd.barrier()
-    return said, torch.isfinite(model.weight).all().item()
+        optimizer.finish()
+
+    said = fails(FloatingPointError, go_on)
+    kept = words(model)
+    optimizer.finish()
+    optimizer.finish()  # a handler of any rank may call it
+    same = kept == words(model) and fails(FloatingPointError, optimizer.step) == said
+    another = asynchronous(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model.weight.grad = torch.full((2, 2), 1e37)
+    another.step()
+    another.finish()
+    return said, same and torch.isfinite(torch.tensor(kept)).all().item(), words(model)
 
 
-def test_changes_whose_sum_overflows(two):
-    for said, finite in two(overflowed):
-        assert "values of parameter weight are not finite: the sum of the ranks' changes has overflowed" in said and finite
+@pytest.mark.parametrize("by_finish", [False, True])
+def test_changes_whose_sum_overflows(two, by_finish):
+    (said, finite, values), (said_1, finite_1, values_1) = two(overflowed, by_finish)
+    for text in said, said_1:
+        assert "values of parameter weight are not finite: the sum of the ranks' changes has overflowed" in text
+        assert "call finish(), and make another AsyncOptimizer" in text
+    assert finite and finite_1 and values == values_1
+
+
+def _failed_addition(optimizer):
+    """Have the addition under way fail, as one for which a service has no memory."""
+    import tally
+    [share] = optimizer._tally_shares
+    share.operation.wait()
+    share.operation._failure = tally.Error("no memory for a part that has moved", errno.ENOMEM)
+
+
+def failed_here(by_finish):
+    """An addition of rank 1 fails, and none of rank 0's.  Returns what both are told, and values of another AsyncOptimizer."""
+    import tally.torch as hvd
+    model = model_of(0)
+    optimizer = asynchronous(model)
+    gradients(model, hvd.rank())
+    optimizer.step()
+    said = []
+    if hvd.rank() == 1:
+        _failed_addition(optimizer)
+        if not by_finish:
+            said = [fails(hvd.Error, optimizer.step), fails(hvd.Error, optimizer.step)]
+    kept = words(model)
+    if said:
+        optimizer.finish()
+    else:
+        said = [fails(hvd.Error, optimizer.finish)]
+    same = hvd.rank() == 0 or kept == words(model)
+    another = asynchronous(model)
+    gradients(model, hvd.rank())
+    another.step()
+    another.finish()
+    return said, same, words(model)
+
+
+@pytest.mark.parametrize("by_finish", [False, True])
+def test_an_addition_that_fails_on_one_rank_ends_the_optimizer_on_all(two, by_finish):
+    (said, _, values), (said_1, same, values_1) = two(failed_here, by_finish)
+    assert len(said) == 1 and "rank 1 refuses: no memory for a part that has moved" in said[0]
+    assert len(said_1) == 2 - by_finish and all(text.startswith("no memory") for text in said_1)
+    assert same and values == values_1
+
+
+def given_up_broken_off():
+    """A finish() that gives up is broken off at each line.  Returns how many were, and what was wrong."""
+    import tally.torch as hvd
+    model, wrong, number, more = model_of(0), [], 0, True
+    while more:
+        number += 1
+        optimizer = asynchronous(model)
+        optimizer.step()
+        if hvd.rank() == 1:
+            _failed_addition(optimizer)
+        broken, told = False, 0
+        for line in ([number] if hvd.rank() == 1 else []) + [0]:
+            try:
+                broken = broken_off_at(optimizer.finish, line) or broken
+            except hvd.Error:
+                told += 1
+        if told != 1:
+            wrong.append((number, told))
+        more = hvd.allreduce(torch.tensor(float(broken)), op=hvd.Sum).item()
+    return number, wrong
+
+
+def test_giving_up_broken_off_at_each_line(two):
+    for number, wrong in two(given_up_broken_off):
+        assert number > 30 and not wrong
 
 
 def begun_with(value, rank):

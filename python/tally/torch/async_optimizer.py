@@ -10,18 +10,23 @@ takes values that have come: parameters become these plus change, and base these
 An exception of a signal handler can break off any of this.  Each stage can be repeated, and the next step begins with the stage that
 was broken off (_tally_settle).
 
+An operation that fails, or brings values that are not finite, leaves its _Share's `failure`.  From then on stages do nothing, step()
+raises that error, and finish() gives the optimizer up on all ranks.
+
 SPDX-License-Identifier: Apache-2.0
 """
 
 import ctypes
 import functools
+import sys
 import weakref
 
 import torch
 
 from .. import _calls, _job, _operations
 from .._calls import STATE, Call
-from .._lib import ALLGATHER
+from .._errors import Error, again
+from .._lib import ALLGATHER, BARRIER
 from . import calls
 from .crossing.groups import Shared
 from .horovod.functions import compare
@@ -30,7 +35,7 @@ _DTYPES = (torch.float32, torch.float64)
 _MOST = 255  # the largest staleness
 _DIVERGED = "the change of parameter %s is not finite, and no other rank has got it: this rank's optimizer has diverged"
 _OVERFLOWED = ("the newest values of parameter %s are not finite: the sum of the ranks' changes has overflowed. The parameters here are "
-               "the last finite ones; make another AsyncOptimizer of such, on all ranks, with a lower learning rate")
+               "the last finite ones: call finish(), and make another AsyncOptimizer of them with a lower learning rate, on all ranks")
 
 _owners = weakref.WeakValueDictionary()  # id of a parameter -> the AsyncOptimizer that has it
 _numbered = (0, 0)  # generation of the communicator, optimizers made in it
@@ -67,6 +72,7 @@ class _Share:
         self.copies = {i: torch.empty(p.shape, dtype=dtype, device="cpu") for i, (_, p) in enumerate(parameters) if not p.is_cpu}
         self.operation = None  # the last one, until its values have landed
         self.landing = False   # `change` is complete, and the values are on their way into the parameters
+        self.failure = None    # why the operation has failed for good
         self._fetch()
         self._rebase()
 
@@ -121,31 +127,37 @@ class _Share:
                     (self.count,))
         self.change.zero_()  # whatever the values here were
         self.landing = True
-        self._land("rank 0's value of parameter %s is not finite")
+        self.land("rank 0's value of parameter %s is not finite")
+        if self.failure is not None:
+            raise again(self.failure)
 
-    def land(self):
-        """Wait for the operation under way, if there is one.  Parameters become its values plus what has changed since."""
-        if self.operation is not None:
-            self._land(_OVERFLOWED)
+    def arrive(self, sentence=_OVERFLOWED):
+        """Wait for the operation under way, if there is one.  Returns whether it has brought finite values, or `failure` says why
+        not: the sentence, of a parameter."""
+        if self.operation is not None and self.failure is None:
+            try:
+                self.operation.wait()
+                with _job.own.in_use():
+                    self._check(self.newest(), sentence)
+            except (Error, FloatingPointError) as failure:
+                self.failure = again(failure)
+        return self.failure is None
 
-    def _land(self, sentence):
-        self.operation.wait()
+    def land(self, sentence=_OVERFLOWED):
+        """arrive(), and parameters become the operation's values plus what has changed since."""
+        if not self.arrive(sentence) or self.operation is None:
+            return
         if not self.landing:
             self._count_changes()
             self.landing = True
         with _job.own.in_use():
             newest = self.newest()
-            self._check(newest, sentence)
             self._take(newest)
             self.base.copy_(newest)
         self.operation, self.landing = None, False
 
     def prepare(self):
-        """Wait for the newest values, and count what has changed since base.  Raises FloatingPointError if one is not finite."""
-        if self.operation is not None:
-            self.operation.wait()
-            with _job.own.in_use():
-                self._check(self.newest(), _OVERFLOWED)
+        """Behind arrive(): count what has changed since base.  Raises FloatingPointError if that is not finite."""
         self._count_changes()
         self._check(self.change, _DIVERGED)  # it would spoil all ranks' parameters
 
@@ -168,7 +180,7 @@ class _Share:
 
     def pull(self):
         """Take the newest values, when no addition is under way."""
-        if self.operation is None:
+        if self.operation is None and self.failure is None:
             self._begin(_operations.shared_read)
         self.land()
 
@@ -198,6 +210,9 @@ class _Async(Shared):
         self._tally_idle = False      # nothing has been stepped since a finish(), so another AsyncOptimizer may take over
         self._tally_successor = None  # name of the one that has
         self._tally_end = None        # the _End of a finish() that has begun and not ended
+        self._tally_refused = None    # the error of a finish() in which another rank has given up
+        self._tally_given_up = False  # an operation had failed for good, and a finish() has ended since
+        self._tally_told = False      # step() or finish() has raised the failure
         of_dtypes = [[(one, p) for one, p in named if p.dtype is dtype and p.numel()] for dtype in _DTYPES]
         with torch.no_grad():
             self._tally_shares = [
@@ -233,9 +248,30 @@ class _Async(Shared):
         if self._tally_end is not None:
             self._tally_go_on()
 
+    def _tally_failure(self):
+        """Why an operation has failed for good; None: none has."""
+        return next((share.failure for share in self._tally_shares if share.failure is not None), self._tally_refused)
+
+    def _tally_check(self):
+        """Raise the failure, if there is one."""
+        failure = self._tally_failure()
+        if failure is None:
+            return
+        try:
+            raise again(failure)
+        finally:  # a signal handler may have raised something else before
+            self._tally_told = isinstance(sys.exc_info()[1], type(failure))
+
     def _tally_go_on(self):
         """Go on with finish(), from the stage that it has reached."""
-        end = self._tally_end
+        if not self._tally_given_up:
+            self._tally_meet(self._tally_end)
+        if self._tally_given_up and not self._tally_told:
+            self._tally_check()
+        self._tally_end = None
+
+    def _tally_meet(self, end):
+        """All ranks' finish(), from the stage that it has reached."""
         if end.join is None:
             self._tally_send()  # parameters may have changed without a whole step
             self._tally_land(wait=True)
@@ -244,10 +280,18 @@ class _Async(Shared):
         if end.barrier is None:
             for share in self._tally_shares:
                 share.pull()
-            _operations.submit_to(end.passing, _operations.barrier_async, Call(self._tally_name, space=STATE))
-        end.barrier.wait()  # no rank adds before all have read
+            failure, call = self._tally_failure(), Call(self._tally_name, space=STATE)
+            if failure is None:
+                _operations.submit_to(end.passing, _operations.barrier_async, call)
+            else:
+                _calls.refuse(BARRIER, call, failure)
+        if end.barrier is not None:
+            try:
+                end.barrier.wait()  # no rank adds before all have read
+            except Error as failure:
+                self._tally_refused = again(failure)
         self._tally_idle = True
-        self._tally_end = None
+        self._tally_given_up = self._tally_failure() is not None
 
     @torch.no_grad()
     def _tally_land(self, wait):
@@ -259,6 +303,8 @@ class _Async(Shared):
     def _tally_send(self):
         """Take the newest values, and add what has changed.  All shares get as many additions, or ranks could wait for each other."""
         if not self._tally_sending:
+            if not all([share.arrive() for share in self._tally_shares]):
+                return
             for share in self._tally_shares:
                 share.prepare()
             self._tally_sending = set(self._tally_shares)
@@ -271,10 +317,12 @@ class _Async(Shared):
         """Step as the optimizer does.  Every so many steps, add what this rank has changed and take the newest parameters.
 
         Raises FloatingPointError, with the parameter's name, if the change is not finite.  Nothing of it is added then.  Raises it,
-        too, if the sum of the ranks' changes has overflowed."""
+        too, if the sum of the ranks' changes has overflowed, and Error if an addition has failed.  After either of these no later
+        step() changes anything: it raises the same, until finish() gives the optimizer up."""
         # A scheduler made before looks there whether there was a step: PyTorch's name, and that of its older ones.
         self._tally_original._opt_called, self._tally_original._step_count = True, 1
         self._tally_settle()
+        self._tally_check()
         self._tally_idle = False
         result = super().step(closure)
         self._tally_unsent += 1
@@ -284,6 +332,7 @@ class _Async(Shared):
                 self._tally_land(wait=True)
         else:
             self._tally_land(wait=False)
+        self._tally_check()
         return result
 
     # torch wraps the step of each new optimizer class to run its hooks; that of the class below already is.
@@ -293,7 +342,11 @@ class _Async(Shared):
         """Add what is left, wait until all ranks are here, and take the newest parameters, which are the same on all ranks.
 
         No rank waits in step() for one that is here.  Training may go on afterwards.  Collective: all ranks call it equally
-        often.  If an exception breaks it off, the next finish() or step() goes on with it, and both calls count as one."""
+        often.  If an exception breaks it off, the next finish() or step() goes on with it, and both calls count as one.
+
+        If an addition has failed on any rank, or the sum has overflowed, finish() gives the optimizer up on all ranks.  Parameters and
+        state stay as they are on each rank, and another AsyncOptimizer may take over the parameters.  A rank that has not got the
+        error from step() gets it from finish().  Another finish() does nothing."""
         self._tally_end = self._tally_end or _End()
         self._tally_settle()
 
