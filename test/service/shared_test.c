@@ -189,13 +189,23 @@ static int run_warned(int rank, void *arg)
     int64_t zero = 0, one = 1;
     shared_create(c, "w", &zero, 1, TALLY_INT64, 1);
     if (rank == 0) {
+        struct tally_event e = {0};
+        tally_op *op;
+        CHECK(tally_comm_watch_log(c, 1) == 0);
         shared_add(c, "w", &one);
-        shared_add(c, "w", &one);
+        CHECK(tally_shared_add(c, "w", &one, NULL, &op) == 0);
+        do
+            CHECK(tally_comm_next(c, 60000, &e) == 0);
+        while (e.kind != TALLY_EVENT_LOG || e.status != TALLY_LOG_WARNING);
+        CHECK_HOLDS(e.text, "'w' has waited");
+        CHECK_HOLDS(e.text, " s for rank 1 (1 step too far behind)");
+        CHECK(tally_comm_watch_log(c, 0) == 0);
+        atomic_store(&b->stage, 1);
+        job_expect(op, 0);
     } else {
-        job_sleep_ms(1800);
+        job_await(&b->stage, 1);
         shared_add(c, "w", &one);
     }
-    atomic_fetch_add(&b->stage, 1);
     job_barrier(c);
     CHECK(tally_comm_close(c) == 0);
     return 0;
@@ -204,12 +214,10 @@ static int run_warned(int rank, void *arg)
 static void test_warning(void **state)
 {
     struct board *b = job_shared(sizeof *b);
-    struct job j = {.ranks = 2, .main = run_warned, .arg = b, .settings = {"TALLY_LATE_WARNING=0.3"}};
-    job_start(&j);
-    for (int rank = 0; rank < 2; rank++)
-        assert_int_equal(job_wait_rank(&j, rank), 0);
-    job_log_holds(&j, 0, "'w' has waited 1 s for rank 1 (1 step too far behind)");
-    job_clear(&j);
+    job_run(&(struct job){.ranks = 2,
+                          .main = run_warned,
+                          .arg = job_shared(sizeof(struct board)),
+                          .settings = {"TALLY_LATE_WARNING=0.3"}});
 }
 
 /* --- what makes no sense ------------------------------------------------------------------------- */
