@@ -390,8 +390,8 @@ TALLY_API int tally_shared_read(tally_comm *comm, const char *name, const struct
                                 tally_op **op);
 
 /* The values that a finished operation of a shared tensor has brought, in the library's memory.  Nothing writes there until this
- * rank's next operation but one of that tensor is submitted; tally_comm_close() frees them.  They must not be written to.  -EAGAIN: not finished, or failed;
- * -EINVAL: not of a shared tensor. */
+ * rank's next operation but one of that tensor is submitted.  tally_comm_close() frees them.  They must not be written to.
+ * -EAGAIN: not finished, or failed; -EINVAL: not of a shared tensor. */
 TALLY_API int tally_shared_values(const tally_op *op, const void **data);
 
 /* Declare that this rank has no more input.  The operation ends when all ranks have declared it and everything that

@@ -70,7 +70,7 @@ struct tly_kept *tly_kept_expect(struct tly_job *job, const struct tly_frame *f)
 void tly_kept_gather(struct tly_job *job, struct tly_kept *s, uint32_t epoch);
 /* There may be memory for it by now.  False: there is none. */
 bool tly_kept_has_memory(struct tly_job *job, struct tly_kept *s);
-/* Nobody gives the values any more. */
+/* Forget the rank that has been asked for the values, and what has come from it. */
 void tly_kept_forget_giver(struct tly_job *job, struct tly_kept *s);
 void tly_kept_drop(struct tly_job *job, struct tly_kept *s);
 /* Write the part's state to `out`, tly_state_bytes() long; take it over from there. */

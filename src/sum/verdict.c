@@ -12,8 +12,9 @@
  *                    each doubling.  While every waiting rank has joined (TLY_PATIENT), no rank is late.  After
  *                    TALLY_TIMEOUT a rank that waits and has not joined complains to the coordinator, which fails the job.
  *
- * Another service than home decides only about shared tensors, each part of which has a state of its own.  One that sees two specs sums nothing and waits for the ranks' CANCELs.  One that
- * has summed the beginning of a part sums no more of it (tly_round_cancel). */
+ * Another service than home decides only about shared tensors, each part of which has a state of its own.  One that sees two
+ * specs sums nothing and waits for the ranks' CANCELs.  One that has summed the beginning of a part sums no more of it
+ * (tly_round_cancel). */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
