@@ -193,10 +193,7 @@ def parse():
     parser.add_argument("--seconds", type=float, help="of a run (20)")
     parser.add_argument("--seeds", type=int, nargs="+", help="of train (0 1 2)")
     parser.add_argument("--learning-rate", type=float, default=0.1, help="of train, synchronous; divided by n for asynchronous (0.1)")
-    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of Tally's")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch (this)")
-    parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
-    parser.add_argument("--quick", action="store_true", help="8 MB, two rounds, runs of two seconds, one seed")
+    systems.add_arguments(parser, "8 MB, two rounds, runs of two seconds, one seed")
     arguments = parser.parse_args()
     quick = arguments.quick
     arguments.bytes = arguments.bytes or (8 << 20 if quick else 64 << 20)

@@ -134,10 +134,7 @@ def parse():
     parser.add_argument("--runs", type=int, help="of each, in turns (5)")
     parser.add_argument("--steps", type=int, default=3, help="of a run (3)")
     parser.add_argument("--warm-up", type=int, default=2, help="steps before them (2)")
-    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of Tally's")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch (this)")
-    parser.add_argument("--quick", action="store_true", help="n = 2, k = 0, 200 Mbit/s, a small network, one run")
-    parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
+    systems.add_arguments(parser, "n = 2, k = 0, 200 Mbit/s, a small network, one run")
     arguments = parser.parse_args()
     quick = arguments.quick
     arguments.n = arguments.n or (2 if quick else 4)
@@ -148,8 +145,6 @@ def parse():
     arguments.runs = arguments.runs or (1 if quick else 5)
     if arguments.n < 2 or arguments.steps < 1 or arguments.warm_up < 0 or arguments.ranks_per_machine < 1:
         parser.error("two workers and a step are the least")
-    if any("=" not in word for word in arguments.set):
-        parser.error("--set takes NAME=VALUE")
     return arguments
 
 

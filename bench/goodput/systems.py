@@ -4,6 +4,7 @@ Each rank is a program that prints one JSON object (rank.h); a System starts one
 COMMAND` this file is also what mpirun takes for ssh.  SPDX-License-Identifier: Apache-2.0
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -28,6 +29,20 @@ TRIAL_WARM_UP, TRIAL_ITERATIONS = 1, 2
 
 def built(*names):
     return next((str(BUILD / name) for name in names if (BUILD / name).exists()), None)
+
+
+def setting(text):
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"it takes NAME=VALUE, not '{text}'")
+    return text
+
+
+def add_arguments(parser, quick):
+    """Add what all benchmarks with Python in their ranks take.  quick: what --quick does."""
+    parser.add_argument("--set", metavar="NAME=VALUE", type=setting, action="append", default=[], help="a setting of Tally's")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch (this)")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
 
 
 def buckets(tensors):

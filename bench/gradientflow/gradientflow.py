@@ -183,18 +183,13 @@ def parse():
     parser.add_argument("--rounds", type=int, default=1, help="in each all systems take turns (1)")
     parser.add_argument("--warm-up", type=int, default=5, help="steps of each turn: the layout is made in the fourth (5)")
     parser.add_argument("--steps", type=int, default=3, help="of each turn that are timed (3)")
-    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of Tally's")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch (this)")
-    parser.add_argument("--quick", action="store_true", help="8 MB: a minute")
-    parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
+    systems.add_arguments(parser, "8 MB: a minute")
     a = parser.parse_args()
     a.bytes = a.bytes or (8 << 20 if a.quick else 64 << 20)
     if min(a.rounds, a.steps) < 1 or a.warm_up < 0 or min(a.equivalents) <= 0:
         parser.error("one step and a rate are the least")
     if not 0 < a.share <= 1:
         parser.error("--share must be above 0 and at most 1")
-    if any("=" not in word for word in a.set):
-        parser.error("--set takes NAME=VALUE")
     a.settings = dict(word.split("=", 1) for word in a.set)
     a.rate_bits = Lab(["w0"], a.rate).rate("w0")
     a.systems = [name for name in schedule.GRADIENTFLOW if name in a.systems]

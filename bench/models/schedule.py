@@ -276,11 +276,8 @@ def parse():
     parser.add_argument("--warm-up", type=int, default=1, help="steps of each turn (1)")
     parser.add_argument("--steps", type=int, help="of each turn that are timed (3)")
     parser.add_argument("--buckets", type=float, nargs="+", metavar="MB", help="of DDP and DeAR, to choose from")
-    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of Tally's")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch (this)")
-    parser.add_argument("--quick", action="store_true", help="8 MB, one round: minutes")
+    systems.add_arguments(parser, "8 MB, one round: minutes")
     parser.add_argument("--full", action="store_true", help="seven models, 1 to 100 Gbit/s, 128 MB: hours")
-    parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
     parser.add_argument("--plot", metavar="FILE", help="draw speeds over bandwidths (needs matplotlib)")
     parser.add_argument("--timeline", metavar="FILE", help="draw a step of the first model with and without barrier instead")
     a = parser.parse_args()
@@ -295,8 +292,6 @@ def parse():
         parser.error("two workers are the least")
     if min(a.rounds, a.steps) < 1 or a.warm_up < 0 or min(a.buckets + a.equivalents) <= 0:
         parser.error("one step and a rate are the least")
-    if any("=" not in word for word in a.set):
-        parser.error("--set takes NAME=VALUE")
     a.settings = dict(word.split("=", 1) for word in a.set)
     a.rate_bits = systems.Lab(["w0"], a.rate).rate("w0")
     a.systems = [name for name in SYSTEMS if name in a.systems]  # DDP, by which others are measured, comes first

@@ -280,11 +280,8 @@ def parse():
     parser.add_argument("--blocks", type=int, help="that are timed (5)")
     parser.add_argument("--steps", type=int, help="in each (5)")
     parser.add_argument("--compile", choices=["model", "layers"], help="with torch.compile")
-    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a setting of Tally's")
     parser.add_argument("--data", default=DATA, help=f"folder with Fashion-MNIST's files ({DATA})")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch (this)")
-    parser.add_argument("--quick", action="store_true", help="n = 2, k = 0 1, 200 Mbit/s, width 128, few steps")
-    parser.add_argument("--json", metavar="FILE", help="write the rows, one object a line")
+    systems.add_arguments(parser, "n = 2, k = 0 1, 200 Mbit/s, width 128, few steps")
     parser.add_argument("--plot", metavar="FILE", help="draw samples per second and losses (needs matplotlib)")
     a = parser.parse_args()
     usual = dict(n=4, k=[0], ranks=1, rate="1gbit", width=2048, warm_up=3, blocks=5, steps=5)
@@ -303,8 +300,6 @@ def parse():
         parser.error("two ranks are the least, and one machine takes no CPU machines")
     if min(a.width, a.steps, a.blocks) < 1 or a.warm_up < 0 or min(a.buckets) <= 0 or (a.batch or 1) < 1:
         parser.error("a step of an image is the least")
-    if any("=" not in word for word in a.set):
-        parser.error("--set takes NAME=VALUE")
     a.settings = dict(word.split("=", 1) for word in a.set)
     a.ways = [way for way in WAYS if way in a.ways]  # Gloo, by which others are measured, comes first
     if own:
