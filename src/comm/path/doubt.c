@@ -173,7 +173,8 @@ void tly_doubt_mended(struct tly_peer *p)
     tly_doubt_say(p, TLY_RESUMED);
 }
 
-/* Only between two ranks a part's number does not stand for itself; these are summed by services that do not die alone. */
+/* Between two ranks a part's number does not stand for itself; services that do not die alone sum these.  What a rank has of an
+ * operation of its own on a shared tensor is never in doubt, for no other rank waits for it. */
 static bool doubt_is_about(const struct tly_keep *k, const struct tly_frame *f)
 {
     return k->head.key == f->key && k->head.round == f->round && k->head.part == f->part &&
