@@ -304,10 +304,21 @@ void tly_op_drain(tally_comm *c)
     }
 }
 
+/* A stage has its result, and no service sums it. */
+static void op_turn(struct tly_part *p)
+{
+    struct tally_op *op = p->op;
+    tly_part_change(p, PART_LANDED);
+    op->progress.missing -= p->bytes;
+    op->progress.left--;
+}
+
 /* In the direction in which it goes. */
 static void op_go_on(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
+    if (p->homeward && p->state == PART_IDLE)
+        op_turn(p);
     if (op->reason && op->parts[0].state == PART_IDLE) /* it has come back (tly_chain_takes_back) */
         tly_op_cancel(c, op);
     else if (p->homeward)
@@ -321,11 +332,8 @@ static void op_turn_back(tally_comm *c, struct tally_op *op, int place)
 {
     for (uint32_t i = 0; i < op->part_count; i++) {
         struct tly_part *p = &op->parts[i];
-        if (p->stage != place || p->state != PART_IDLE)
-            continue;
-        tly_part_change(p, PART_LANDED);
-        op->progress.missing -= p->bytes;
-        op->progress.left--;
+        if (p->stage == place && p->state == PART_IDLE)
+            op_turn(p);
     }
     if (tly_chain_come_in(c, op, place))
         tly_op_settled(c, &op->parts[0]);

@@ -244,6 +244,12 @@ void tly_stage_failed(struct tly_part *p, int err, const char *sentence)
     chain_tell(c, &tly_inbox_said(&c->inbox)->passed, &p->node);
 }
 
+void tly_stage_turned(struct tly_part *p)
+{
+    p->homeward = true;
+    tly_stage_passed(p);
+}
+
 void tly_stage_over(struct tally_op *op, enum tly_stage_place place)
 {
     tally_comm *c = op->comm;

@@ -6,7 +6,8 @@
  * the service all the same: it tells all ranks what is wrong.  Also the pool: memory that all ranks of the machine see.
  *
  * An operation without a stage goes to the engine past the loop (tly_comm_submit_local).  Of one with a stage the loop brings the
- * parts here (tly_stage_engine).  They wait until all are there, and the engine gets the operation as a whole.  When it has
+ * parts here (tly_stage_engine).  If this rank is alone in the operation's group, each part turns back at once, so that it comes in
+ * while others go out.  Else parts wait until all are there, and the engine gets the operation as a whole.  When it has
  * ended, the parts turn back (op_turn_back in op.c); if it is diverted, they go on to the network.  Other ranks need not have a
  * stage.  A rank that takes the operation back before the engine has it posts a mark, later it asks for it back
  * (tly_chain_takes_back). */
@@ -32,7 +33,9 @@
 #include "comm/path/stager.h"
 #include "local/local.h"
 #include "local/segment.h"
+#include "ops/call.h"
 #include "ops/local.h"
+#include "reduce/reduce.h"
 #include "tally/tally.h"
 #include "trace/timeline.h"
 #include "trace/trace.h"
@@ -179,8 +182,17 @@ static void local_staged_diverted(struct tally_op *op)
 static const struct tly_engine_user staged_user = {.ended = local_staged_ended,
                                                    .diverted = local_staged_diverted};
 
+/* A sum of this rank's input alone, which has a stage before: not the engine's. */
+static bool local_is_own(const struct tally_op *op)
+{
+    return op->group->size == 1 && tly_call_is_sum_for_all(op->call) && !op->mark &&
+           tly_chain_has_before(&op->chain, STAGE_ENGINE);
+}
+
 static void local_take(tally_comm *c, struct tally_op *op)
 {
+    if (local_is_own(op))
+        return;
     tly_sharing_take(&op->shared, c->local, &staged_user);
     tly_local_ref(c->local);
     tly_names_count_engine_op(&c->names);
@@ -220,10 +232,27 @@ static int local_place_pieces(struct tally_op *op)
     return op->shared.result ? 0 : -ENOMEM;
 }
 
+static void local_sum_own(struct tly_part *p)
+{
+    const struct tally_op *op = p->op;
+    const void *in[] = {p->input};
+    const struct tly_reduction how = {.dtype = op->dtype,
+                                      .op = op->reduction,
+                                      .divisor = 1,
+                                      .prescale = tly_spec_prescale(&op->spec),
+                                      .postscale = tly_spec_postscale(&op->spec)};
+    tly_reduce(&how, 1, in, p->landing, p->length / tly_reduce_element_size(op->dtype));
+    tly_stage_turned(p);
+}
+
 /* The whole operation goes in with part 0.  The others wait here, but for those that are cut once the engine has diverted it. */
 static int local_ready(tally_comm *c, struct tly_part *p)
 {
     struct tally_op *op = p->op;
+    if (local_is_own(op)) {
+        local_sum_own(p);
+        return 0;
+    }
     if (p->index > 0)
         return tly_chain_has_more(op);
     op->shared.op.input = p->input;
@@ -238,7 +267,7 @@ static int local_ready(tally_comm *c, struct tly_part *p)
 static bool local_take_back(tally_comm *c, struct tally_op *op)
 {
     /* Pairs with the release in tly_posts_hand_back(). */
-    if (atomic_load_explicit(&op->shared.op.diverted, memory_order_acquire))
+    if (local_is_own(op) || atomic_load_explicit(&op->shared.op.diverted, memory_order_acquire))
         return false;
     tly_local_take_back(op->shared.engine, &op->shared.op);
     return true;
@@ -253,6 +282,8 @@ static bool local_landed(tally_comm *c, struct tly_part *p)
 static void local_withdraw(tally_comm *c, struct tally_op *op, bool over)
 {
     struct tly_sharing *s = &op->shared;
+    if (local_is_own(op))
+        return;
     if (!s->entered)
         local_enter(op, true);
     if (!over)

@@ -107,6 +107,8 @@ void tly_stage_register(enum tly_stage_place place, const struct tly_stage *s);
 void tly_stage_passed(struct tly_part *p);
 /* ... or it cannot be done.  err is positive. */
 void tly_stage_failed(struct tly_part *p, int err, const char *sentence);
+/* In the loop, in `ready`: the part's result is where this stage wants it, and the part turns back here. */
+void tly_stage_turned(struct tly_part *p);
 /* All parts that have not come back from this stage have. */
 void tly_stage_over(struct tally_op *op, enum tly_stage_place place);
 /* The stage cannot go on with the operation.  It ends with this, unless its home says more within a while. */

@@ -6,15 +6,16 @@
  * ranks sum what the GPU has written.
  *
  *   submission   notes the stream's work so far
- *   begin        waits for memory, then gives the GPU the copy of the whole input, in the order of operations
- *   out          when it has been made, all parts that are here pass
- *   landed       gives the GPU the copy of one part's result; when it has been made, the part passes
+ *   begin        waits for memory, then gives the GPU all copies of the input, in the order of operations
+ *   out          when one has been made, the parts that are staged pass
+ *   landed       gives the GPU the copy of results in a row; when it has been made, their parts pass
  *   leave        the memory is the next operation's; if the operation has failed, the application's stream waits for the copy
  *
  * In a team whose GPUs sum in groups, the stage only gives memory for the whole tensor.  The parts that this rank carries use
  * theirs, as GPUs sum them and as their results land.
  *
  * All inputs go through one lane.  So an input also waits for the streams of inputs before it (head-of-line blocking).
+ * device/copies.h says how long copies are.
  *
  * TALLY_DEVICE_MEMORY bounds the memory of a stager.  Ranks that begin operations in different orders would wait for each
  * other's memory, so the bound gives way by one piece when nothing has moved for a second.
@@ -48,6 +49,7 @@
 #include "comm/path/chain.h"
 #include "comm/path/stage.h"
 #include "comm/path/stager.h"
+#include "device/copies.h"
 #include "device/device.h"
 #include "device/order.h"
 #include "local/gpus.h"
@@ -75,8 +77,9 @@ struct stager_flight {
     struct tly_list node;
     struct tly_mark *mark;
     struct stager_work *work;   /* NULL: its operation has left */
-    struct tly_part *part;      /* whose result comes in; NULL: an input goes out */
-    struct stager_piece *piece; /* owned if the operation has left; NULL: the stager keeps it */
+    uint64_t staged;            /* bytes of the input that are in the piece once this copy has been made */
+    uint32_t first, count;      /* parts whose results come in; 0: an input goes out */
+    struct stager_piece *piece; /* owned: of an operation that has left before this, its last copy; or NULL */
 };
 
 /* What an operation has. */
@@ -91,9 +94,11 @@ struct stager_work {
     struct tly_stager *stager;  /* from `begin` on, as the rest */
     struct stager_piece *piece;
     struct tly_list node; /* while it waits for memory */
-    bool staged, stopped; /* the input is in the piece; no part may pass any more */
-    bool *here;           /* owned: of each part, whether it waits for that */
-    uint32_t landing;     /* results that the GPU has yet to copy */
+    uint64_t staged;      /* bytes of the input that are in the piece */
+    bool stopped;         /* no part may pass any more */
+    bool *here;           /* owned: of each part, whether it waits for its input */
+    struct tly_copies in; /* owned: its parts */
+    uint32_t landing;     /* copies of results that the GPU has yet to make */
     int err;              /* positive: the input could not be copied */
     char why[80];
 };
@@ -109,7 +114,8 @@ struct tly_stager {
     uint64_t bytes, limit;       /* of all pieces */
     uint32_t used;               /* pieces */
     struct tly_list waiting;     /* works, for memory */
-    int64_t moved;               /* when one last got some or gave some back, or could not pin any */
+    struct tly_copies_lane results;
+    int64_t moved; /* when one last got some or gave some back, or could not pin any */
     bool stopping;
     bool hangs; /* a thread may wait for the GPU for ever */
     struct stager_end {
@@ -263,47 +269,86 @@ static void stager_pass(struct stager_work *w, struct tly_part *p)
     tly_stage_passed(p);
 }
 
-static void stager_input_is_staged(struct stager_work *w, int err)
+/* Its input is in the piece, or never will be. */
+static bool stager_has_input(const struct stager_work *w, const struct tly_part *p)
 {
-    if (stager_is_lost(w->op->comm, err))
+    return w->err || p->place + p->length <= w->staged;
+}
+
+/* The first bytes of the input are in the piece; err: no more can be copied. */
+static void stager_input_is_staged(struct stager_work *w, uint64_t bytes, int err)
+{
+    if (stager_is_lost(w->op->comm, err) || w->err)
         return;
-    w->staged = true;
     if (err) {
         w->err = -err;
         snprintf(w->why, sizeof w->why, "%s", tly_error());
+    } else {
+        w->staged = bytes;
     }
     for (uint32_t i = 0; i < w->op->part_count && !w->stopped; i++)
-        if (w->here[i])
+        if (w->here[i] && stager_has_input(w, &w->op->parts[i])) {
+            w->here[i] = false;
             stager_pass(w, &w->op->parts[i]);
+        }
 }
 
-static void stager_result_is_in(struct stager_work *w, struct tly_part *p, int err)
+static void stager_results_are_in(struct stager_work *w, uint32_t first, uint32_t count, int err)
 {
     if (stager_is_lost(w->op->comm, err) || w->stopped)
         return;
-    if (err)
-        tly_stage_failed(p, EIO, tly_error());
-    else
-        tly_stage_passed(p);
+    for (struct tly_part *p = w->op->parts + first; count--; p++)
+        if (err)
+            tly_stage_failed(p, EIO, tly_error());
+        else
+            tly_stage_passed(p);
 }
 
-/* Copy in a lane; the flight is of this work. */
-static int stager_copy(struct stager_end *e, struct stager_work *w, struct tly_part *part, void *to,
-                       const void *from, uint64_t bytes)
+/* Copy in a lane; the flight is like this one. */
+static int stager_copy(struct stager_end *e, const struct stager_flight *like, void *to, const void *from,
+                       uint64_t bytes)
 {
-    struct tly_stager *s = e->stager;
-    struct stager_flight *f = calloc(1, sizeof *f);
-    int err = f ? tly_device_copy(s->device, e->lane, to, from, bytes, &f->mark)
-                : tly_fail(ENOMEM, "no memory to stage a GPU's tensor");
+    struct stager_flight *f = malloc(sizeof *f);
+    if (!f)
+        return tly_fail(ENOMEM, "no memory to stage a GPU's tensor");
+    *f = *like;
+    int err = tly_device_copy(e->stager->device, e->lane, to, from, bytes, &f->mark);
     if (err) {
         free(f);
         return err;
     }
-    f->work = w;
-    f->part = part;
     tly_list_append(&e->flights, &f->node);
     pthread_cond_signal(&e->changed);
     return 0;
+}
+
+/* All of the input.  If this fails, some copies may go on. */
+static int stager_copy_input(struct tly_stager *s, struct stager_work *w)
+{
+    const struct tally_op *op = w->op;
+    int err = tly_device_after(s->device, TLY_LANE_OUT, w->ready);
+    for (uint64_t at = 0; at < op->bytes && !err; at += w->in.most) {
+        const uint64_t left = op->bytes - at, bytes = left < w->in.most ? left : w->in.most;
+        const struct stager_flight f = {.work = w, .staged = at + bytes};
+        err = stager_copy(&s->out, &f, w->piece->data + at, op->input + at, bytes);
+    }
+    return err;
+}
+
+/* Give the GPU the copies of results that it may have now. */
+static void stager_copy_results(struct tly_stager *s)
+{
+    struct tly_copies_run run;
+    while (tly_copies_next(&s->results, &run)) {
+        struct stager_work *w = tly_list_entry(run.of, struct stager_work, in);
+        const struct stager_flight f = {.work = w, .first = run.first, .count = run.count};
+        int err = stager_copy(&s->in, &f, w->op->output + run.at, w->piece->data + run.at, run.bytes);
+        w->landing += !err;
+        if (!err)
+            continue;
+        tly_copies_end(&s->results);
+        stager_results_are_in(w, run.first, run.count, err);
+    }
 }
 
 /* Give the GPU the inputs for which there is memory. */
@@ -322,11 +367,9 @@ static void stager_start(struct tly_stager *s, bool beyond)
         if (!err && w->grouped)
             w->group.host = w->piece->data;
         else if (!err)
-            err = tly_device_after(s->device, TLY_LANE_OUT, w->ready);
-        if (!err && !w->grouped)
-            err = stager_copy(&s->out, w, NULL, w->piece->data, op->input, op->bytes);
+            err = stager_copy_input(s, w);
         if (err || w->grouped)
-            stager_input_is_staged(w, err);
+            stager_input_is_staged(w, op->bytes, err);
     }
 }
 
@@ -334,16 +377,18 @@ static void stager_start(struct tly_stager *s, bool beyond)
 static void stager_end_flight(struct tly_stager *s, struct stager_flight *f, int err)
 {
     struct stager_work *w = f->work;
+    if (f->count)
+        tly_copies_end(&s->results);
     if (!w) {
         if (f->piece)
             stager_give_piece(s, f->piece);
         pthread_cond_broadcast(&s->landed);
-    } else if (!f->part) {
-        stager_input_is_staged(w, err);
+    } else if (!f->count) {
+        stager_input_is_staged(w, f->staged, err);
     } else {
         if (--w->landing == 0)
             pthread_cond_broadcast(&s->landed);
-        stager_result_is_in(w, f->part, err);
+        stager_results_are_in(w, f->first, f->count, err);
     }
     tly_device_unmark(s->device, f->mark);
     free(f);
@@ -382,6 +427,8 @@ static void *stager_main(void *arg)
         }
         if (e->lane == TLY_LANE_OUT)
             stager_start(s, beyond);
+        else
+            stager_copy_results(s);
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;
@@ -465,6 +512,7 @@ static struct tly_stager *stager_create(tally_comm *c, int gpu)
     pthread_cond_init(&s->in.changed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     tly_list_init(&s->waiting);
+    tly_copies_init(&s->results);
     s->limit = c->params.device_memory;
     s->segment = c->local ? tly_local_segment(c->local) : NULL;
     if (tly_device_open(gpu, &s->device) || stager_begin_end(s, &s->out, TLY_LANE_OUT, "tally-gpu-out") ||
@@ -516,6 +564,7 @@ static int stager_take(struct tally_op *op, void *stream)
     if (!w)
         return tly_fail(ENOMEM, "out of memory");
     tly_list_init(&w->node);
+    tly_list_init(&w->in.node);
     w->op = op;
     w->gpu = in;
     w->stream = stream;
@@ -555,32 +604,33 @@ static enum tly_lane stager_lane_out(const struct stager_work *w)
     return w->grouped ? (enum tly_lane)(TLY_LANE_GROUP + (int)TLY_STEP_IN) : TLY_LANE_OUT;
 }
 
-/* The operation's copies of this end go on without it, with its memory if that is not NULL.  True: there are some. */
-static bool stager_leave_flights(const struct stager_end *e, const struct stager_work *w,
-                                 struct stager_piece *piece)
+/* The operation's copies of this end go on without it.  Returns the last one, or NULL. */
+static struct stager_flight *stager_leave_flights(const struct stager_end *e, const struct stager_work *w)
 {
-    bool any = false;
+    struct stager_flight *last = NULL;
     for (struct tly_list *n = e->flights.next; n != &e->flights; n = n->next) {
         struct stager_flight *f = tly_list_entry(n, struct stager_flight, node);
         if (f->work == w) {
             f->work = NULL;
-            f->piece = piece;
-            any = true;
+            last = f;
         }
     }
-    return any;
+    return last;
 }
 
-/* The operation's memory is free, or belongs to the copy of its input that still goes on, or to a GPU that hangs. */
+/* The operation's memory is free, or belongs to copies that still go on: of its input, or on a GPU that hangs. */
 static void stager_leave_memory(struct stager_work *w)
 {
     struct tly_stager *s = w->stager;
     pthread_mutex_lock(&s->lock);
     tly_list_remove(&w->node);
-    if (stager_leave_flights(&s->in, w, NULL)) {
+    struct stager_flight *out = stager_leave_flights(&s->out, w), *in = stager_leave_flights(&s->in, w);
+    if (in) {
         w->piece->next = s->kept;
         s->kept = w->piece;
-    } else if (!stager_leave_flights(&s->out, w, w->piece) && w->piece) {
+    } else if (out) {
+        out->piece = w->piece;
+    } else if (w->piece) {
         stager_give_piece(s, w->piece);
     }
     stager_start(s, false);
@@ -600,6 +650,7 @@ void tly_stager_leave(struct tally_op *op, bool failed)
         tly_device_unmark(w->device, w->ready);
     tly_device_close(w->device);
     free(w->here);
+    free(w->in.part);
     free(w);
     *tly_chain_own(&op->chain, STAGE_DEVICE) = NULL;
 }
@@ -625,7 +676,10 @@ static int stager_begin(tally_comm *c, struct tally_op *op)
     struct stager_work *w = stager_work_of(op);
     struct tly_stager *s = stager_of(c, w);
     w->here = calloc(op->part_count, sizeof *w->here);
-    if (!s || !w->here)
+    w->in.part = calloc(op->part_count, sizeof *w->in.part);
+    w->in.parts = op->part_count;
+    w->in.most = tly_copies_bytes(op->bytes);
+    if (!s || !w->here || !w->in.part)
         return tly_fail(ENOMEM, "no memory or thread to stage a GPU's tensor");
     pthread_mutex_lock(&s->lock);
     w->stager = s;
@@ -642,8 +696,8 @@ static int stager_ready(tally_comm *c, struct tly_part *p)
 {
     struct stager_work *w = stager_work_of(p->op);
     pthread_mutex_lock(&w->stager->lock);
-    w->here[p->index] = true;
-    if (w->staged)
+    w->here[p->index] = !stager_has_input(w, p);
+    if (!w->here[p->index])
         stager_pass(w, p);
     pthread_mutex_unlock(&w->stager->lock);
     return 0;
@@ -656,12 +710,10 @@ static bool stager_landed(tally_comm *c, struct tly_part *p)
     if (w->err || w->grouped || !p->result_length)
         return true;
     pthread_mutex_lock(&s->lock);
-    int err =
-        stager_copy(&s->in, w, p, p->op->output + p->place, w->piece->data + p->place, p->result_length);
-    if (err)
-        stager_result_is_in(w, p, err);
-    else
-        w->landing++;
+    w->in.part[p->index].at = p->place;
+    w->in.part[p->index].bytes = p->result_length;
+    tly_copies_landed(&s->results, &w->in, p->index);
+    stager_copy_results(s);
     pthread_mutex_unlock(&s->lock);
     return false;
 }
@@ -688,6 +740,7 @@ static void stager_withdraw(tally_comm *c, struct tally_op *op, bool over)
     pthread_mutex_lock(&w->stager->lock);
     w->stopped = true;
     tly_list_remove(&w->node);
+    tly_copies_drop(&w->in);
     stager_await_landing(w->stager, w);
     pthread_mutex_unlock(&w->stager->lock);
 }

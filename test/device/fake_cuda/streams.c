@@ -12,6 +12,7 @@ static struct fake_stream *streams;
 static struct fake_event *events;
 static const void *staged; /* where in the host's memory the last copy from a GPU went */
 static bool copies_held;
+static int reads_left = -1; /* copies from GPUs to the host that may be carried out; negative: any number */
 
 /* --- work --------------------------------------------------------------------------------------------------- */
 
@@ -88,10 +89,16 @@ static void stream_carry_out(const struct fake_stream *s, struct fake_work *w)
     }
 }
 
+static bool stream_reads(const struct fake_work *w)
+{
+    return w->what == COPY && fake_place_of(w->in[0].at) && !fake_place_of(w->out.at);
+}
+
 static void stream_carry_out_next(struct fake_stream *s)
 {
     struct fake_work *w = s->first;
     s->busy = true;
+    reads_left -= reads_left > 0 && stream_reads(w);
     stream_carry_out(s, w);
     s->busy = false;
     s->first = w->next;
@@ -104,7 +111,8 @@ static void stream_carry_out_next(struct fake_stream *s)
 
 static bool stream_is_held(const struct fake_stream *s)
 {
-    return s->held || (copies_held && s->first->what == COPY && fake_place_of(s->first->out.at));
+    return s->held || (copies_held && s->first->what == COPY && fake_place_of(s->first->out.at)) ||
+           (!reads_left && stream_reads(s->first));
 }
 
 /* Carry out the first works of a stream, up to so many in all, and what they wait for. */
@@ -322,6 +330,14 @@ EXPORT void fake_cuda_hold(void *stream, int held)
     pthread_mutex_unlock(&fake_lock);
 }
 
+EXPORT void fake_cuda_read(int copies)
+{
+    pthread_mutex_lock(&fake_lock);
+    reads_left = copies;
+    pthread_cond_broadcast(&fake_changed);
+    pthread_mutex_unlock(&fake_lock);
+}
+
 EXPORT const void *fake_cuda_staged(void)
 {
     pthread_mutex_lock(&fake_lock);
@@ -362,4 +378,5 @@ void fake_forget_streams(void)
         free(e);
     }
     copies_held = false;
+    reads_left = -1;
 }
