@@ -17,6 +17,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BYTES = 10**9
@@ -166,6 +167,45 @@ def flows(tally):
     return rows
 
 
+# Of a machine with one GPU, 25 MB: rates of its network and of its card's PCIe link, bit/s.  The first is a rank alone.
+ALONE = {"one rank alone": "100000G", "two machines, 100 Gbit/s": "100G"}
+PARTS = [(256, 4, 0), (512, 4, 0), (512, 4, 5), (8192, 4, 0)]
+
+
+def flows_of_one(tally):
+    """Operations of 8 MB on a machine's only GPU in virtual time; the last column has no parts within an operation."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        links = pathlib.Path(folder) / "one.links"
+        for name, rate in ALONE.items():
+            links.write_text(f"card eth0 {rate}\npcie eth0 {rate}\n" if name == "one rank alone" else f"card eth0 {rate}\n")
+            for size, steps, delay in PARTS:
+                files = ["--xml", tally.machines / "one.xml", "--links", links]
+                direct = tally.ask("topo", "-n", 2, "-M", 25 << 20, "--flow", f"{size}K,{steps},{delay}", *files)["direct"]
+                rows.append(
+                    {
+                        "bench": "inside_flow_one",
+                        "machine": name,
+                        "piece": size << 10,
+                        "steps": steps,
+                        "delay_s": 1e-6 * delay,
+                        "forecast_s": direct["time_s"],
+                        "time_s": direct["flow"]["time_s"],
+                    }
+                )
+    return rows
+
+
+def print_flow_tables(rows):
+    print_flows([r for r in rows if r["bench"] == "inside_flow"])
+    these = [r for r in rows if r["bench"] == "inside_flow_one"]
+    print("\n25 MB on the only GPU of a machine\n")
+    print(f"{'machine':24} {'forecast':>8}", *(f"{f'{size}K,{steps},{delay}':>9}" for size, steps, delay in PARTS))
+    for first in range(0, len(these), len(PARTS)):
+        row = these[first : first + len(PARTS)]
+        print(f"{row[0]['machine']:24} {1e3 * row[0]['forecast_s']:5.2f} ms", *(f"{r['forecast_s'] / r['time_s']:>9.1%}" for r in row))
+
+
 def print_flows(rows):
     print("100 MB of gradients on each GPU of 8 worker machines, in virtual time: share of the forecast's speed\n")
     print(f"{'machine':12} {'forecast':>8}", *(f"{f'{size}K,{steps},{delay}':>9}" for size, steps, delay in FLOWS))
@@ -232,8 +272,8 @@ def main():
     arguments = parser.parse_args()
     tally = Tally(arguments.tally, arguments.machines)
     if arguments.flow:
-        rows = flows(tally)
-        print_flows(rows)
+        rows = flows(tally) + flows_of_one(tally)
+        print_flow_tables(rows)
     else:
         rows = figure_13(tally) + figure_14(tally) + every_machine(tally)
         print_tables(rows)

@@ -288,6 +288,8 @@ static int topo_decide(struct tly_cli_topo *t, const char *xml, uint64_t bytes)
     return 0;
 }
 
+enum { OPERATION = 8 << 20 }; /* bytes, as Python cuts tensors of GPUs (device.py) */
+
 /* SIZE[,STEPS[,US]] */
 static bool topo_read_flow(const char *text, struct tly_flow_job *job)
 {
@@ -299,7 +301,8 @@ static bool topo_read_flow(const char *text, struct tly_flow_job *job)
     double bytes = tly_cli_size(size);
     if (text[n] && sscanf(text + n, ",%d%n,%lf%n", &steps, &end, &us, &end) < 1)
         return false;
-    *job = (struct tly_flow_job){.piece = (uint64_t)bytes, .delay = 1e-6 * us, .most = steps};
+    *job = (struct tly_flow_job){
+        .piece = (uint64_t)bytes, .operation = OPERATION, .delay = 1e-6 * us, .most = steps};
     return n < sizeof size && !text[n + (size_t)end] && bytes >= 1 && bytes <= (double)(1ULL << 40) &&
            steps >= 1 && steps <= TLY_FLOW_MOST && us >= 0 && us <= 1e6;
 }

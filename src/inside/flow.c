@@ -3,10 +3,10 @@
  * Places where the plan's copies begin or end cut the gradients into intervals.  All bytes of an interval have the same owners and
  * take the same links.  Pieces of all intervals take turns, so that all owners are busy from the beginning.
  *
- * What moves at a time is a flow: a step of a GPU (order.h), or a piece on the host.  There a piece is added and brought to its
- * card, exchanged, and spread to the owners' nodes.  A flow loads all links of its copies at once, as a kernel does that reads
- * peers and writes to the host.  Links are shared so that the slowest flow is as fast as it can be (max-min fairness).  Whenever a
- * flow ends, others begin and all rates are new. */
+ * What moves at a time is a flow: a step of a GPU (order.h), a copy of an only GPU (copies.h), or a piece on the host.  There
+ * a piece is added and brought to its card, exchanged, and spread to the owners' nodes.  A flow loads all links of its copies at
+ * once, as a kernel does that reads peers and writes to the host.  Links are shared so that the slowest flow is as fast as it can be
+ * (max-min fairness).  Whenever a flow ends, others begin and all rates are new. */
 #include "inside/flow.h"
 
 #include <errno.h>
@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/copies.h"
 #include "device/order.h"
 
 /* What a flow does: a GPU's step, or on the host. */
@@ -42,6 +43,14 @@ struct flow_piece {
     bool moves; /* does it just now? */
 };
 
+/* An operation that is staged whole. */
+struct flow_operation {
+    uint64_t first, pieces; /* a piece; how many */
+    uint64_t bytes, given;  /* of the input: in copies that have begun */
+    uint64_t passed;        /* pieces that are on the host, but for the first one: it comes last */
+    struct tly_copies in;
+};
+
 struct flow_move {
     uint64_t piece;
     int type, actor;   /* a GPU, or a card */
@@ -49,6 +58,10 @@ struct flow_move {
     double delay;      /* left before bytes move */
     double left, rate; /* bytes of the gradients, a second */
     bool fixed;
+    /* of a staged operation */
+    struct flow_operation *operation; /* NULL: none */
+    uint64_t staged; /* bytes that are on the host after this copy; 0: it brings results back */
+    bool behind;     /* another copy of its lane moves */
 };
 
 struct flow_run {
@@ -64,6 +77,11 @@ struct flow_run {
     struct flow_move *flow;
     struct tly_order *order; /* of each GPU */
     struct tly_order_board *board;
+    struct flow_operation *operation; /* of an only GPU; NULL: there are several */
+    struct tly_copies_part *part;     /* of each piece */
+    struct tly_copies_lane results;
+    uint64_t operations, next; /* the first of which not all input has been given */
+    int copies_out;            /* under way */
     double *busy,
         *shared; /* of each link: taken by flows of fixed rate; asked for by others, for each byte a second */
     int *used;
@@ -229,6 +247,32 @@ static int flow_set_orders(struct flow_run *r)
     return 0;
 }
 
+/* Cut the pieces of an only GPU into operations. */
+static int flow_set_operations(struct flow_run *r)
+{
+    struct flow_operation *o = NULL;
+    r->operation = calloc(r->pieces, sizeof *r->operation);
+    r->part = calloc(r->pieces, sizeof *r->part);
+    if (!r->operation || !r->part)
+        return -ENOMEM;
+    tly_copies_init(&r->results);
+    for (uint64_t n = 0; n < r->pieces; n++) {
+        const uint64_t bytes = r->piece[n].bytes;
+        if (!o || (r->job->operation && o->bytes + bytes > r->job->operation)) {
+            o = &r->operation[r->operations++];
+            o->first = n;
+            o->in.part = &r->part[n];
+            tly_list_init(&o->in.node);
+        }
+        r->part[n] = (struct tly_copies_part){.at = o->bytes, .bytes = bytes};
+        o->bytes += bytes;
+        o->in.most = tly_copies_bytes(o->bytes);
+        o->pieces = ++o->in.parts;
+    }
+    r->posted = r->pieces;
+    return 0;
+}
+
 static void flow_begin(struct flow_run *r, uint64_t piece, int type, int actor)
 {
     const struct flow_piece *p = &r->piece[piece];
@@ -256,8 +300,62 @@ static void flow_begin_on_host(struct flow_run *r)
     }
 }
 
+/* An only GPU's copy. */
+static void flow_begin_copy(struct flow_run *r, int type, struct flow_operation *o, uint64_t at, double bytes)
+{
+    flow_begin(r, o->first + at, type, 0);
+    r->flow[r->flows - 1].operation = o;
+    r->flow[r->flows - 1].left = bytes;
+}
+
+static void flow_begin_copies(struct flow_run *r)
+{
+    struct tly_copies_run run;
+    while (r->next < r->operations && r->copies_out < r->job->most) {
+        struct flow_operation *o = &r->operation[r->next];
+        const uint64_t left = o->bytes - o->given, bytes = left < o->in.most ? left : o->in.most;
+        flow_begin_copy(r, TLY_STEP_SUM, o, 0, (double)bytes);
+        r->flow[r->flows - 1].staged = o->given += bytes;
+        r->copies_out++;
+        r->next += o->given == o->bytes;
+    }
+    while (tly_copies_next(&r->results, &run))
+        flow_begin_copy(r, TLY_STEP_BACK, tly_list_entry(run.of, struct flow_operation, in), run.first,
+                        (double)run.bytes);
+}
+
+/* Pieces go on when they are on the host, the first one when all others are. */
+static void flow_end_copy(struct flow_run *r, const struct flow_move *f)
+{
+    struct flow_operation *o = f->operation;
+    if (!f->staged) {
+        tly_copies_end(&r->results);
+        return;
+    }
+    r->copies_out--;
+    while (1 + o->passed < o->pieces &&
+           o->in.part[1 + o->passed].at + o->in.part[1 + o->passed].bytes <= f->staged)
+        r->piece[o->first + ++o->passed].sums = 0;
+    if (f->staged == o->bytes)
+        r->piece[o->first].sums = 0;
+}
+
+/* A result is on the host. */
+static void flow_land(struct flow_run *r, uint64_t piece)
+{
+    struct flow_operation *o = r->operation;
+    while (piece - o->first >= o->pieces)
+        o++;
+    tly_copies_landed(&r->results, &o->in, (uint32_t)(piece - o->first));
+}
+
 static void flow_begin_all(struct flow_run *r)
 {
+    if (r->operation) {
+        flow_begin_copies(r);
+        flow_begin_on_host(r);
+        return;
+    }
     for (int g = 0; g < r->m->gpus; g++) {
         struct tly_order *o = &r->order[g];
         uint64_t n;
@@ -277,6 +375,10 @@ static void flow_begin_all(struct flow_run *r)
 static void flow_end(struct flow_run *r, const struct flow_move *f)
 {
     struct flow_piece *p = &r->piece[f->piece];
+    if (f->operation) {
+        flow_end_copy(r, f);
+        return;
+    }
     if (f->type < TLY_STEPS) {
         tly_order_end(&r->order[f->actor], (enum tly_order_step)f->type, f->piece);
         p->sums -= f->type == TLY_STEP_SUM;
@@ -285,6 +387,10 @@ static void flow_end(struct flow_run *r, const struct flow_move *f)
     r->under_way[f->type][f->actor]--;
     p->moves = false;
     p->at++;
+    if (r->operation && p->at == TYPES) {
+        flow_land(r, f->piece);
+        return;
+    }
     for (int g = 0; g < r->plan->way.groups && p->at == TYPES; g++)
         tly_order_result(&r->order[r->interval[p->interval].owner[g]], f->piece);
 }
@@ -293,7 +399,20 @@ static void flow_end(struct flow_run *r, const struct flow_move *f)
 
 static bool flow_moves(const struct flow_move *f)
 {
-    return f->delay <= 0 && !f->fixed;
+    return f->delay <= 0 && !f->fixed && !f->behind;
+}
+
+/* A lane copies in order. */
+static void flow_line_up(struct flow_run *r)
+{
+    bool taken[TLY_STEPS] = {false};
+    for (int i = 0; i < r->flows; i++) {
+        struct flow_move *f = &r->flow[i];
+        if (!f->operation)
+            continue;
+        f->behind = taken[f->type];
+        taken[f->type] = true;
+    }
 }
 
 static void flow_ask(struct flow_run *r)
@@ -301,6 +420,7 @@ static void flow_ask(struct flow_run *r)
     for (int i = 0; i < r->used_links; i++)
         r->busy[r->used[i]] = r->shared[r->used[i]] = 0;
     r->used_links = 0;
+    flow_line_up(r);
     for (int i = 0; i < r->flows; i++) {
         struct flow_move *f = &r->flow[i];
         f->rate = f->loads < 0 ? INFINITY : 0;
@@ -395,7 +515,7 @@ static int flow_prepare(struct flow_run *r)
     if (!err)
         err = flow_make_pieces(r);
     if (!err)
-        err = flow_set_orders(r);
+        err = r->m->gpus == 1 && r->intervals == 1 ? flow_set_operations(r) : flow_set_orders(r);
     r->flow = calloc(most, sizeof *r->flow);
     r->busy = calloc(links + 1, sizeof *r->busy);
     r->shared = calloc(links + 1, sizeof *r->shared);
@@ -412,6 +532,8 @@ static void flow_free(struct flow_run *r)
     free(r->flow);
     free(r->order);
     free(r->board);
+    free(r->operation);
+    free(r->part);
     free(r->busy);
     free(r->shared);
     free(r->used);

@@ -1,4 +1,7 @@
-/* flow.h - a plan's bytes in virtual time: how long pieces take over the links of a machine, in the order of order.h (flow.c).
+/* flow.h - a plan's bytes in virtual time: how long pieces take over the links of a machine (flow.c).
+ *
+ * GPUs go in the order of device/order.h.  A machine's only GPU stages whole operations, and copies as device/copies.h says.  There
+ * a piece is a part that is summed.
  *
  * tly_inside_plan() forecasts that the busiest link never rests.  This says how near the pieces come to that: the first one has to
  * arrive, the last one has to leave, and pieces wait for each other. */
@@ -9,8 +12,12 @@
 
 struct tly_flow_job {
     uint64_t piece; /* bytes of a piece, at most */
-    double delay;   /* seconds before each step moves bytes */
-    int most; /* steps of one kind that a GPU, or a card, has under way at the same time; 1 to TLY_FLOW_MOST */
+    uint64_t
+        operation; /* bytes of an operation of a machine's only GPU, at most; 0: there is one operation */
+    double delay;  /* seconds before each step moves bytes */
+    /* Steps of one kind that a GPU, or a card, has under way at the same time; 1 to TLY_FLOW_MOST.  An only GPU copies one input at
+     * a time, and results as device/copies.h says, but delays overlap. */
+    int most;
 };
 
 struct tly_flow {

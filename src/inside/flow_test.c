@@ -76,6 +76,32 @@ static void a_switch_between(void **state)
     near(flow(100000, 0, 1), 2e-3 + 2e-4);
 }
 
+/* The share of the forecast at 25 MB, in operations of 8 MB. */
+static double flow_of_one(uint64_t piece)
+{
+    struct tly_flow_job job = {.piece = piece, .operation = 8 << 20, .delay = 2e-6, .most = 4};
+    struct tly_flow f;
+    assert_int_equal(tly_inside_flow(&machine, &plan, &job, &f), 0);
+    return plan.seconds / f.seconds;
+}
+
+/* A machine alone (its network takes no time), and beside another one.  If operations were one piece each, of a quarter, the last
+ * quarter would begin to come in when all had gone out: 5 / 4 of the forecast. */
+static void one_gpu_copies_both_ways(void **state)
+{
+    for (int machines = 1; machines <= 2; machines++) {
+        make_ports(1);
+        machine.cards = 1;
+        machine.card[0] = (struct tly_card){.parent = -1, .rate = {machines == 1 ? 1e15 : 1e9, TLY_GIVEN}};
+        choose(NULL, 25 << 20, 1);
+        near(plan.seconds, (25 << 20) * 1e-9);
+        double whole = flow_of_one(8 << 20), share = flow_of_one(512 << 10), fine = flow_of_one(256 << 10);
+        print_message("25 MB, %d: %.1f%% of the forecast, %.1f%%, whole %.1f%%\n", machines, 100 * share,
+                      100 * fine, 100 * whole);
+        assert_true(whole <= 0.8 && share >= 0.85 && fine >= 0.9 && fine <= 1);
+    }
+}
+
 /* 100 MB on the paper's two machines, and one with NVSwitches: 8 worker machines. */
 static void near_the_forecast(void **state)
 {
@@ -117,8 +143,11 @@ static void what_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(formulas),          cmocka_unit_test(a_switch_between),
-        cmocka_unit_test(near_the_forecast), cmocka_unit_test(every_machine_ends),
+        cmocka_unit_test(formulas),
+        cmocka_unit_test(a_switch_between),
+        cmocka_unit_test(one_gpu_copies_both_ways),
+        cmocka_unit_test(near_the_forecast),
+        cmocka_unit_test(every_machine_ends),
         cmocka_unit_test(what_is_refused),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
