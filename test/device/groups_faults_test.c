@@ -20,6 +20,7 @@
 struct fault {
     const char *words[4]; /* of each rank */
     bool no_context;      /* of rank 1 */
+    bool all;             /* the four ranks are one group */
 };
 
 /* Sums are right, in whatever way. */
@@ -57,7 +58,7 @@ static void refused(const struct fault *f, const char *said)
                     .machine = together,
                     .main = sum_once,
                     .arg = (void *)(uintptr_t)f,
-                    .settings = {"TALLY_GPU_GROUP=2"}};
+                    .settings = {f->all ? "TALLY_GPU_GROUP=4" : "TALLY_GPU_GROUP=2"}};
     job_start(&j);
     job_finish(&j);
     job_log_lacks(&j, 0, "GPUs in groups");
@@ -84,6 +85,21 @@ static void the_host_sums_where_gpus_cannot(void **state)
             f.words[at] = words;
             snprintf(call, sizeof call, "rank %d: GPU %d: %.*s failed: ", at, at, (int)strcspn(calls[i], ":"),
                      calls[i]);
+            refused(&f, call);
+        }
+}
+
+/* A rank maps one or two of three buffers.  All give back what they have. */
+static void mapping_is_refused_halfway(void **state)
+{
+    const char *peers = "gpus=4 peers=0:1 peers=0:2 peers=0:3 peers=1:2 peers=1:3 peers=2:3";
+    for (int at = 2; at <= 3; at++)
+        for (int rank = 0; rank < 4; rank += 2) {
+            char words[128], call[64];
+            struct fault f = {.words = {peers, peers, peers, peers}, .all = true};
+            snprintf(words, sizeof words, "%s fail=cuIpcOpenMemHandle:801:%d", peers, at);
+            snprintf(call, sizeof call, "rank %d: GPU %d: cuIpcOpenMemHandle failed: ", rank, rank);
+            f.words[rank] = words;
             refused(&f, call);
         }
 }
@@ -252,6 +268,32 @@ static int mix_places(int rank, void *arg)
 static void tensors_on_the_host_of_some_ranks(void **state)
 {
     run_both(mix_places);
+}
+
+/* Tensors of PyTorch's expandable segments, whose memory cannot be exported. */
+static int expand(int rank, void *arg)
+{
+    struct gpu g;
+    tally_op *op;
+    unsigned long long at;
+    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    tally_comm *c = job_open();
+    struct tally_options o = on_gpu(&g);
+    CHECK(fake_cuda_expand(&at, 4 * SLOT) == 0);
+    uint8_t *x = (uint8_t *)(uintptr_t)at, *data = fake_cuda_data(x);
+    memset(data, 1 + rank, 4 * SLOT);
+    CHECK(tally_push_pull(c, "x", x, x, 4 * SLOT, TALLY_UINT8, TALLY_SUM, &o, &op) == 0);
+    job_expect(op, 0);
+    CHECK(data[0] == 10 && memcmp(data, data + 1, 4 * SLOT - 1) == 0);
+    CHECK(tally_comm_close(c) == 0);
+    CHECK(cuMemFree_v2(at) == 0 && cuMemFree_v2(at + 2 * SLOT) == 0);
+    close_gpu(&g);
+    return 0;
+}
+
+static void expandable_segments(void **state)
+{
+    run_both(expand);
 }
 
 /* Rank 3 means another shape, which ends the operation on all ranks, and nothing else. */
@@ -631,10 +673,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_host_sums_where_gpus_cannot),
+        cmocka_unit_test(mapping_is_refused_halfway),
         cmocka_unit_test(one_machine_cannot),
         cmocka_unit_test(jobs_without_groups),
         cmocka_unit_test(groups_are_those_of_the_topology),
         cmocka_unit_test(tensors_on_the_host_of_some_ranks),
+        cmocka_unit_test(expandable_segments),
         cmocka_unit_test(ranks_disagree),
         cmocka_unit_test(operations_are_cancelled),
         cmocka_unit_test(a_rank_joins),
