@@ -3,7 +3,7 @@
  * Each kind of step (device/order.h) has a stream and a thread, which waits for the first step that is under way.  When that has
  * ended, the thread writes it on the rank's board and wakes the other ranks.  Steps begin in a turn of the engine.  A failure of
  * the GPU ends the job.  A GPU hangs if a step that must end has not ended after HANGS_S.  Then the threads that wait for it, and
- * all that it may use, stay with the process.
+ * all that it may use, stay with the process.  The same threads wait for what is tried before the first operation.
  *
  * `lock` guards all but what is fixed once begun; it is taken under the engine's. */
 #include "local/gpus.h"
@@ -57,12 +57,17 @@ struct tly_gpus {
     struct tly_gpus_shared *own,
         *of[TLY_LOCAL_RANKS];        /* of each rank; ours in the pool, with the staging behind it */
     struct tly_gpus_shared *reached; /* `own`, as the GPU's kernels address it */
-    bool registered, begun;
+    bool registered;
+    bool begun;                  /* set under the lock */
     void *buffer;                /* owned, on the GPU: a slot for each piece */
     void *mapped[TLY_GPUS_EACH]; /* of each of the group; ours is the buffer */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a lane has a flight, or one less, or is to end */
     bool stopped, ending;
+    struct {
+        int err;
+        char why[TLY_SENTENCE];
+    } tried;    /* what was tried last, before `begun`, has failed */
     bool hangs; /* the threads that wait for the GPU use nothing but this structure any more */
     struct tly_order order;
     struct {
@@ -248,6 +253,13 @@ static int gpus_wait_for(struct tly_gpus *g, struct tly_mark *mark)
     return err;
 }
 
+static void gpus_tried(struct tly_gpus *g, int err)
+{
+    g->tried.err = err;
+    if (err)
+        snprintf(g->tried.why, sizeof g->tried.why, "%s", tly_error());
+}
+
 /* The lane's thread: wait for what its stream does first. */
 static void *gpus_wait(void *arg)
 {
@@ -270,7 +282,9 @@ static void *gpus_wait(void *arg)
             break;
         lane->first = (lane->first + 1) % UNDER_WAY;
         lane->count--;
-        if (err)
+        if (!g->begun)
+            gpus_tried(g, err);
+        else if (err)
             gpus_break(g, err);
         else
             gpus_ended(g, lane->step, piece);
@@ -514,12 +528,46 @@ static int gpus_make_shared(struct tly_gpus *g, uint64_t *place)
     return err;
 }
 
+static int gpus_start_lanes(struct tly_gpus *g)
+{
+    static const char *const names[] = {"tally-gpu-put", "tally-gpu-sum", "tally-gpu-back", "tally-gpu-get"};
+    int err = 0;
+    for (int i = 0; i < TLY_STEPS && !err; i++) {
+        g->lane[i].gpus = g;
+        g->lane[i].step = (enum tly_order_step)i;
+        err = tly_thread_start(&g->lane[i].thread, names[i], gpus_wait, &g->lane[i]);
+        g->lane[i].started = !err;
+    }
+    return err;
+}
+
+/* Wait for the first work of a lane.  Takes the mark.  -ENODEV: the GPU hangs, or is lost. */
+static int gpus_await_try(struct tly_gpus *g, enum tly_order_step step, struct tly_mark *mark)
+{
+    struct gpus_lane *lane = &g->lane[step];
+    const int64_t until = tly_now() + HANGS_S * TLY_SEC;
+    const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    pthread_mutex_lock(&g->lock);
+    lane->flight[lane->first].mark = mark;
+    lane->count = 1;
+    pthread_cond_broadcast(&g->changed);
+    while (lane->count && pthread_cond_timedwait(&g->changed, &g->lock, &at) != ETIMEDOUT)
+        ;
+    g->hangs = lane->count > 0;
+    int err = g->hangs       ? tly_device_give_up(g->device, HANGS_S)
+              : g->tried.err ? tly_fail(-g->tried.err, "%s", g->tried.why)
+                             : 0;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+    return err;
+}
+
 /* Copy some bytes and wait for that. */
 static int gpus_copy_now(struct tly_gpus *g, void *to, const void *from, size_t bytes)
 {
     struct tly_mark *mark;
-    int err = tly_device_copy(g->device, TLY_LANE_GROUP, to, from, bytes, &mark);
-    return err ? err : gpus_wait_for(g, mark);
+    int err = tly_device_copy(g->device, gpus_lane_of(TLY_STEP_IN), to, from, bytes, &mark);
+    return err ? err : gpus_await_try(g, TLY_STEP_IN, mark);
 }
 
 struct tly_gpus_start *tly_gpus_start(struct tly_local *l, uint32_t rank)
@@ -559,6 +607,8 @@ int tly_gpus_offer(struct tly_local *l, const struct tly_gpus_choice *choice, st
         err = tly_device_open(number, &g->device);
     if (!err)
         err = tly_device_add_lanes(g->device);
+    if (!err)
+        err = gpus_start_lanes(g);
     if (!err)
         err = tly_device_alloc(g->device, BUFFER, &g->buffer);
     uint64_t place = 0;
@@ -603,7 +653,7 @@ static int gpus_try_sum(struct tly_gpus *g)
     int err = tly_device_sum(g->device, gpus_lane_of(TLY_STEP_SUM), &how, (int)g->each, in,
                              gpus_staging(g->reached, 0), 1, &mark);
     if (!err)
-        err = gpus_wait_for(g, mark);
+        err = gpus_await_try(g, TLY_STEP_SUM, mark);
     memcpy(&found, gpus_staging(g->own, 0), sizeof found);
     return err || found == sum ? err : tly_fail(EIO, "a sum on the GPU is wrong");
 }
@@ -624,23 +674,16 @@ int tly_gpus_accept(struct tly_local *l)
     return err ? err : gpus_try_sum(g);
 }
 
-int tly_gpus_begin(struct tly_local *l)
+void tly_gpus_begin(struct tly_local *l)
 {
-    static const char *const names[] = {"tally-gpu-put", "tally-gpu-sum", "tally-gpu-back", "tally-gpu-get"};
     struct tly_gpus *g = l->gpus;
     struct tly_order *o = &g->order;
     *o = (struct tly_order){.members = (int)g->each, .me = (int)(l->me % g->each), .most = UNDER_WAY};
     for (uint32_t i = 0; i < g->each; i++)
         o->board[i] = &g->of[g->group * g->each + i]->board;
-    int err = 0;
-    for (int i = 0; i < TLY_STEPS && !err; i++) {
-        g->lane[i].gpus = g;
-        g->lane[i].step = (enum tly_order_step)i;
-        err = tly_thread_start(&g->lane[i].thread, names[i], gpus_wait, &g->lane[i]);
-        g->lane[i].started = !err;
-    }
-    g->begun = !err;
-    return err;
+    pthread_mutex_lock(&g->lock);
+    g->begun = true;
+    pthread_mutex_unlock(&g->lock);
 }
 
 /* --- the end ------------------------------------------------------------------------------------------------- */

@@ -47,12 +47,14 @@ struct tly_gpus;
 /* What a rank of the machine has said, and where its GPU is ("": it has none). */
 struct tly_gpus_start *tly_gpus_start(struct tly_local *l, uint32_t rank);
 const char *tly_gpus_address(const struct tly_local *l, uint32_t rank);
-/* Have a buffer on the GPU of this thread's context.  -errno, with a sentence. */
+/* Have a buffer on the GPU of this thread's context.  -errno, with a sentence.  -ENODEV: the GPU is lost, or has not copied for
+ * 3 s. */
 int tly_gpus_offer(struct tly_local *l, const struct tly_gpus_choice *choice, struct tly_gpus_offer *out);
-/* Map the group's buffers, read the nonce through each mapping, and have a kernel add the nonces.  All ranks have offered. */
+/* Map the group's buffers, read the nonce through each mapping, and have a kernel add the nonces.  All ranks have offered.
+ * Failures as above. */
 int tly_gpus_accept(struct tly_local *l);
 /* All ranks could: operations may come. */
-int tly_gpus_begin(struct tly_local *l);
+void tly_gpus_begin(struct tly_local *l);
 /* Ranks in a group; once they have begun. */
 uint32_t tly_gpus_each(const struct tly_local *l);
 /* This rank's GPU; NULL: GPUs do not sum in groups. */

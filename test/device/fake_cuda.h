@@ -14,6 +14,8 @@ void *fake_cuda_data(const void *address);
 uint64_t fake_cuda_moved(int from, int to);
 /* Hold a stream's work back, or no longer.  NULL: all copies to GPUs. */
 void fake_cuda_hold(void *stream, int held);
+/* Hold kernels back, or no longer. */
+void fake_cuda_hold_kernels(int held);
 /* Carry out so many copies from GPUs to the host, and no more.  Negative: any number. */
 void fake_cuda_read(int copies);
 /* Allocate memory of two pieces, each of an even number of pages, that are freed one by one. */

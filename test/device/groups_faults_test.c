@@ -653,6 +653,35 @@ static void a_gpu_hangs(void **state)
     }
 }
 
+/* Rank 1's GPU hangs while the job starts: as its buffer is written, as it reads the group's, or in a kernel. */
+static int hang_at_the_start(int rank, void *arg)
+{
+    const int step = *(const int *)arg;
+    struct gpu g;
+    tally_comm *c;
+    open_gpu(&g, rank, "gpus=2 peers=0:1");
+    fake_cuda_hold(NULL, rank == 1 && step == 0);
+    fake_cuda_read(rank == 1 && step == 1 ? 0 : -1);
+    fake_cuda_hold_kernels(rank == 1 && step == 2);
+    CHECK(tally_comm_open(NULL, &c) == -ENODEV);
+    CHECK_HOLDS(tally_error(), "GPU 1: cuEventSynchronize has not returned for 3 s");
+    const char *who = strstr(tally_error(), "rank 1");
+    CHECK(rank == 1 || (who && !strstr(who + 1, "rank 1")));
+    return 0;
+}
+
+static void a_gpu_hangs_at_the_start(void **state)
+{
+    for (int step = 0; step < 3; step++) {
+        struct job j = {.ranks = 2,
+                        .machine = together,
+                        .main = hang_at_the_start,
+                        .arg = &step,
+                        .settings = {"TALLY_GPU_GROUP=2"}};
+        job_run(&j);
+    }
+}
+
 /* A failure of the GPU's ends the job, and names rank and call. */
 static void the_driver_fails_midway(void **state)
 {
@@ -687,6 +716,7 @@ int main(void)
         cmocka_unit_test(a_rank_is_killed_at_each_step),
         cmocka_unit_test(the_driver_fails_midway),
         cmocka_unit_test(a_gpu_hangs),
+        cmocka_unit_test(a_gpu_hangs_at_the_start),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

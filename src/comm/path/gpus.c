@@ -69,28 +69,47 @@ static bool gpus_all_can(const tally_comm *c, uint32_t each)
     return can;
 }
 
+/* This rank's GPU is lost: fail the job, so that all ranks hear rank and call. */
+static int gpus_lose(tally_comm *c)
+{
+    int err;
+    tly_inbox_break(&c->inbox, ENODEV, tly_error());
+    tly_loop_wake(&c->loop);
+    while ((err = tly_comm_failed(c)) == 0)
+        poll(NULL, 0, 1);
+    return tly_fail(err, "%s", tly_comm_sentence(c));
+}
+
+/* This rank has tried it with this result.  Whether it can goes to the others, unless its GPU is lost.  -errno: the job fails. */
+static int gpus_say(tally_comm *c, struct tly_gpus_start *own, int err, uint32_t step)
+{
+    if (err == -ENODEV)
+        return gpus_lose(c);
+    own->can = !err;
+    if (err)
+        snprintf(own->why, sizeof own->why, "%s", tly_error());
+    return gpus_take_step(c, own, step);
+}
+
 /* -errno: the job fails. */
 static int gpus_try(tally_comm *c, const struct tly_gpus_choice *choice)
 {
     struct tly_gpus_start *own = tly_gpus_start(c->local, (uint32_t)c->local_rank);
-    own->can = tly_gpus_offer(c->local, choice, &own->offer) == 0;
-    if (!own->can)
-        snprintf(own->why, sizeof own->why, "%s", tly_error());
-    int err = gpus_take_step(c, own, TLY_GPUS_OFFERED);
+    int err = gpus_say(c, own, tly_gpus_offer(c->local, choice, &own->offer), TLY_GPUS_OFFERED);
     if (err)
         return err;
-    if (own->can && !gpus_all_offer(c)) {
+    if (gpus_all_offer(c)) {
+        err = gpus_say(c, own, tly_gpus_accept(c->local), TLY_GPUS_ANSWERED);
+    } else {
         own->can = false;
-    } else if (own->can && tly_gpus_accept(c->local) != 0) {
-        own->can = false;
-        snprintf(own->why, sizeof own->why, "%s", tly_error());
+        err = gpus_take_step(c, own, TLY_GPUS_ANSWERED);
     }
-    err = gpus_take_step(c, own, TLY_GPUS_ANSWERED);
     if (err)
         return err;
     if (gpus_all_can(c, choice->each))
-        return tly_gpus_begin(c->local);
-    tly_gpus_close(c->local);
+        tly_gpus_begin(c->local);
+    else
+        tly_gpus_close(c->local);
     return 0;
 }
 

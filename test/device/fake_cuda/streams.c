@@ -11,7 +11,7 @@ pthread_cond_t fake_changed = PTHREAD_COND_INITIALIZER;
 static struct fake_stream *streams;
 static struct fake_event *events;
 static const void *staged; /* where in the host's memory the last copy from a GPU went */
-static bool copies_held;
+static bool copies_held, kernels_held;
 static int reads_left = -1; /* copies from GPUs to the host that may be carried out; negative: any number */
 
 /* --- work --------------------------------------------------------------------------------------------------- */
@@ -112,7 +112,7 @@ static void stream_carry_out_next(struct fake_stream *s)
 static bool stream_is_held(const struct fake_stream *s)
 {
     return s->held || (copies_held && s->first->what == COPY && fake_place_of(s->first->out.at)) ||
-           (!reads_left && stream_reads(s->first));
+           (kernels_held && s->first->what == SUM) || (!reads_left && stream_reads(s->first));
 }
 
 /* Carry out the first works of a stream, up to so many in all, and what they wait for. */
@@ -330,6 +330,14 @@ EXPORT void fake_cuda_hold(void *stream, int held)
     pthread_mutex_unlock(&fake_lock);
 }
 
+EXPORT void fake_cuda_hold_kernels(int held)
+{
+    pthread_mutex_lock(&fake_lock);
+    kernels_held = held;
+    pthread_cond_broadcast(&fake_changed);
+    pthread_mutex_unlock(&fake_lock);
+}
+
 EXPORT void fake_cuda_read(int copies)
 {
     pthread_mutex_lock(&fake_lock);
@@ -377,6 +385,6 @@ void fake_forget_streams(void)
         events = e->next;
         free(e);
     }
-    copies_held = false;
+    copies_held = kernels_held = false;
     reads_left = -1;
 }
