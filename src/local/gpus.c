@@ -820,7 +820,8 @@ void tly_gpus_close(struct tly_local *l)
         if (g->mapped[i] && g->mapped[i] != g->buffer)
             tly_device_unmap(g->device, g->mapped[i]);
     atomic_store(&l->own->gpus.end, TLY_GPUS_LEFT);
-    bool settled = gpus_await(g, gpus_are_settled, SETTLE_MS), left = gpus_await(g, gpus_all_left, LEAVE_MS);
+    bool settled = gpus_await(g, gpus_are_settled, SETTLE_MS),
+         left = settled && gpus_await(g, gpus_all_left, LEAVE_MS);
     if (g->buffer && settled && left)
         tly_device_free(g->device, g->buffer);
     bool apart = !g->registered || tly_device_unregister(g->device, g->own) == 0; /* else a sum may go on */
