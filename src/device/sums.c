@@ -31,12 +31,9 @@ TLY_ELEMENT float load_float(const struct tly_fold *f, const void *in, uint64_t 
 
 TLY_ELEMENT void store_float(const struct tly_fold *f, float x, void *out, uint64_t i)
 {
-    if (f->divisor != 1)
-        x /= (float)f->divisor;
-    if (f->postscale != 1)
-        x *= (float)f->postscale;
+    x = tly_finish_float(x, f->divisor, f->postscale);
     if (f->to == TLY_F32)
-        ((float *)out)[i] = x != x ? tly_bits_float(0x7fc00000) : x;
+        ((float *)out)[i] = x;
     else
         ((uint16_t *)out)[i] = f->to == TLY_F16 ? tly_float_to_half(x) : tly_float_to_bfloat(x);
 }
@@ -49,14 +46,7 @@ TLY_ELEMENT double load_double(const struct tly_fold *f, const void *in, uint64_
 
 TLY_ELEMENT void store_double(const struct tly_fold *f, double x, void *out, uint64_t i)
 {
-    const uint64_t canonical = 0x7ff8000000000000;
-    double nan;
-    __builtin_memcpy(&nan, &canonical, sizeof nan);
-    if (f->divisor != 1)
-        x /= f->divisor;
-    if (f->postscale != 1)
-        x *= f->postscale;
-    ((double *)out)[i] = x != x ? nan : x;
+    ((double *)out)[i] = tly_finish_double(x, f->divisor, f->postscale);
 }
 
 #define ADD_FLOAT(T) \
@@ -70,7 +60,7 @@ ADD_FLOAT(double)
 
 /* --- integers, and booleans, whose sum is an or ------------------------------------------------------------ */
 
-#define INTEGER(T, WIDE) \
+#define INTEGER(T) \
     TLY_ELEMENT T load_##T(const struct tly_fold *f, const void *in, uint64_t i) \
     { \
         T x = ((const T *)in)[i]; \
@@ -84,20 +74,16 @@ ADD_FLOAT(double)
     } \
     TLY_ELEMENT void store_##T(const struct tly_fold *f, T x, void *out, uint64_t i) \
     { \
-        if (f->postscale != 1) \
-            x = tly_hold_##T((double)x / f->divisor * f->postscale); \
-        else if (f->divisor != 1) \
-            x = (T)((WIDE)x / (WIDE)f->divisor); \
-        ((T *)out)[i] = x; \
+        ((T *)out)[i] = tly_finish_##T(x, f->divisor, f->postscale); \
     }
-INTEGER(int8_t, int64_t)
-INTEGER(uint8_t, uint64_t)
-INTEGER(int16_t, int64_t)
-INTEGER(uint16_t, uint64_t)
-INTEGER(int32_t, int64_t)
-INTEGER(uint32_t, uint64_t)
-INTEGER(int64_t, int64_t)
-INTEGER(uint64_t, uint64_t)
+INTEGER(int8_t)
+INTEGER(uint8_t)
+INTEGER(int16_t)
+INTEGER(uint16_t)
+INTEGER(int32_t)
+INTEGER(uint32_t)
+INTEGER(int64_t)
+INTEGER(uint64_t)
 
 /* --- the kernels ------------------------------------------------------------------------------------------ */
 

@@ -1,4 +1,4 @@
-/* element.h - conversions of single elements: 16-bit floats to float32 and back, float64 to integers.
+/* element.h - single elements: conversions of 16-bit floats to float32 and back and of float64 to integers, and how a sum ends.
  *
  * Pure functions, which fold_scalar.c and the kernels of a GPU (device/sums.c) share, so that their bits are the same.  It is
  * both C and, for Clang's CUDA, C++. */
@@ -58,19 +58,48 @@ TLY_ELEMENT uint16_t tly_float_to_bfloat(float x)
     return x != x ? 0x7fc0 : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-/* A float64 is held to [low, high).  HIGH is the power of two above the type's largest value MOST, and float64 has it exactly. */
-#define TLY_HOLD(T, LOW, HIGH, MOST) \
+/* The end of a sum: divided and scaled, for which 1 does nothing, and the canonical NaN for any. */
+TLY_ELEMENT float tly_finish_float(float x, double divisor, double postscale)
+{
+    if (divisor != 1)
+        x /= (float)divisor;
+    if (postscale != 1)
+        x *= (float)postscale;
+    return x != x ? tly_bits_float(0x7fc00000) : x;
+}
+
+TLY_ELEMENT double tly_finish_double(double x, double divisor, double postscale)
+{
+    const uint64_t canonical = 0x7ff8000000000000;
+    double nan;
+    __builtin_memcpy(&nan, &canonical, sizeof nan);
+    if (divisor != 1)
+        x /= divisor;
+    if (postscale != 1)
+        x *= postscale;
+    return x != x ? nan : x;
+}
+
+/* A float64 is held to [low, high).  HIGH is the power of two above the type's largest value MOST, and float64 has it exactly.
+ * WIDE has all values of the type and its sign. */
+#define TLY_INTEGER(T, WIDE, LOW, HIGH, MOST) \
     TLY_ELEMENT T tly_hold_##T(double x) \
     { \
         return x < (LOW) ? (T)(LOW) : x >= (HIGH) ? (MOST) : (T)x; \
+    } \
+    TLY_ELEMENT T tly_finish_##T(T x, double divisor, double postscale) \
+    { \
+        if (postscale != 1) \
+            return tly_hold_##T((double)x / divisor * postscale); \
+        return divisor != 1 ? (T)((WIDE)x / (WIDE)divisor) : x; \
     }
-TLY_HOLD(int8_t, -0x1p7, 0x1p7, INT8_MAX)
-TLY_HOLD(uint8_t, 0.0, 0x1p8, UINT8_MAX)
-TLY_HOLD(int16_t, -0x1p15, 0x1p15, INT16_MAX)
-TLY_HOLD(uint16_t, 0.0, 0x1p16, UINT16_MAX)
-TLY_HOLD(int32_t, -0x1p31, 0x1p31, INT32_MAX)
-TLY_HOLD(uint32_t, 0.0, 0x1p32, UINT32_MAX)
-TLY_HOLD(int64_t, -0x1p63, 0x1p63, INT64_MAX)
-TLY_HOLD(uint64_t, 0.0, 0x1p64, UINT64_MAX)
+TLY_INTEGER(int8_t, int64_t, -0x1p7, 0x1p7, INT8_MAX)
+TLY_INTEGER(uint8_t, uint64_t, 0.0, 0x1p8, UINT8_MAX)
+TLY_INTEGER(int16_t, int64_t, -0x1p15, 0x1p15, INT16_MAX)
+TLY_INTEGER(uint16_t, uint64_t, 0.0, 0x1p16, UINT16_MAX)
+TLY_INTEGER(int32_t, int64_t, -0x1p31, 0x1p31, INT32_MAX)
+TLY_INTEGER(uint32_t, uint64_t, 0.0, 0x1p32, UINT32_MAX)
+TLY_INTEGER(int64_t, int64_t, -0x1p63, 0x1p63, INT64_MAX)
+TLY_INTEGER(uint64_t, uint64_t, 0.0, 0x1p64, UINT64_MAX)
 
 #endif

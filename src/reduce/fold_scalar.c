@@ -64,15 +64,9 @@ static void load_float(const struct tly_fold *f, const void *in, size_t at, floa
 
 static void store_float(const struct tly_fold *f, float *restrict a, void *out, size_t at, size_t width)
 {
-    if (f->divisor != 1)
-        for (size_t i = 0; i < width; i++)
-            a[i] /= (float)f->divisor;
-    if (f->postscale != 1)
-        for (size_t i = 0; i < width; i++)
-            a[i] *= (float)f->postscale;
+    for (size_t i = 0; i < width; i++)
+        a[i] = tly_finish_float(a[i], f->divisor, f->postscale);
     if (f->to == TLY_F32) {
-        for (size_t i = 0; i < width; i++)
-            a[i] = a[i] != a[i] ? tly_bits_float(0x7fc00000) : a[i];
         memcpy((unsigned char *)out + at * 4, a, width * 4);
         return;
     }
@@ -92,23 +86,13 @@ static void load_double(const struct tly_fold *f, const void *in, size_t at, dou
 
 static void store_double(const struct tly_fold *f, double *restrict a, void *out, size_t at, size_t width)
 {
-    const uint64_t canonical = 0x7ff8000000000000;
-    double nan;
-    memcpy(&nan, &canonical, sizeof nan);
-    if (f->divisor != 1)
-        for (size_t i = 0; i < width; i++)
-            a[i] /= f->divisor;
-    if (f->postscale != 1)
-        for (size_t i = 0; i < width; i++)
-            a[i] *= f->postscale;
     for (size_t i = 0; i < width; i++)
-        a[i] = a[i] != a[i] ? nan : a[i];
+        a[i] = tly_finish_double(a[i], f->divisor, f->postscale);
     memcpy((unsigned char *)out + at * 8, a, width * 8);
 }
 
-/* Integers wrap: sums and products are formed in uint64_t, whose low bits are the type's.  WIDE has all values of the
- * type and its sign. */
-#define INTEGER(T, WIDE) \
+/* Integers wrap: sums and products are formed in uint64_t, whose low bits are the type's. */
+#define INTEGER(T) \
     static void combine_##T(int op, T *restrict a, const T *restrict b, size_t width) \
     { \
         switch (op) { \
@@ -140,22 +124,18 @@ static void store_double(const struct tly_fold *f, double *restrict a, void *out
     } \
     static void store_##T(const struct tly_fold *f, T *restrict a, void *out, size_t at, size_t width) \
     { \
-        if (f->postscale != 1) \
-            for (size_t i = 0; i < width; i++) \
-                a[i] = tly_hold_##T((double)a[i] / f->divisor * f->postscale); \
-        else if (f->divisor != 1) \
-            for (size_t i = 0; i < width; i++) \
-                a[i] = (T)((WIDE)a[i] / (WIDE)f->divisor); \
+        for (size_t i = 0; i < width; i++) \
+            a[i] = tly_finish_##T(a[i], f->divisor, f->postscale); \
         memcpy((unsigned char *)out + at * sizeof(T), a, width * sizeof(T)); \
     }
-INTEGER(int8_t, int64_t)
-INTEGER(uint8_t, uint64_t)
-INTEGER(int16_t, int64_t)
-INTEGER(uint16_t, uint64_t)
-INTEGER(int32_t, int64_t)
-INTEGER(uint32_t, uint64_t)
-INTEGER(int64_t, int64_t)
-INTEGER(uint64_t, uint64_t)
+INTEGER(int8_t)
+INTEGER(uint8_t)
+INTEGER(int16_t)
+INTEGER(uint16_t)
+INTEGER(int32_t)
+INTEGER(uint32_t)
+INTEGER(int64_t)
+INTEGER(uint64_t)
 
 #define FOLD(T) \
     static void fold_##T(const struct tly_fold *f, const void *const in[], void *out, size_t count) \
