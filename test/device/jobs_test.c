@@ -697,8 +697,8 @@ static int fail_to_wait(int rank, void *arg)
         CHECK(names(rank, "cuEventSynchronize", tally_error()));
     if (rank == 0) /* its GPU may not have read the input yet */
         CHECK(cuStreamSynchronize(g.stream) == 0);
-    if (rank == 0 || !lost) /* no copy of it goes on */
-        CHECK(cuMemFree_v2(x) == 0);
+    if (rank == 0 || !lost) /* its stream waits for a copy that goes on */
+        CHECK(cuStreamSynchronize(g.stream) == 0 && cuMemFree_v2(x) == 0);
     tally_comm_close(c);
     if (rank == 0 || !lost)
         close_gpu(&g);
