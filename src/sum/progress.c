@@ -167,8 +167,9 @@ void tly_progress(struct tly_job *job, struct tly_round *r)
     bool whole = to == r->length && tly_round_is_whole(r);
     if (whole)
         tly_round_stamp(job, r, TLY_AT_GATHERED, TLY_NO_PEER);
-    /* Less than a fragment is not worth a frame.  A restored round may be ahead of its inputs. */
-    if (!whole && (to <= r->summed || to - r->summed < job->fragment_bytes))
+    /* Less than a fragment is not worth a frame.  A restored round may be ahead of its inputs.  The last step waits for requests, too:
+     * tell() comes before it. */
+    if (!whole && (to <= r->summed || to - r->summed < job->fragment_bytes || to == r->length))
         return;
     if (whole && r->rule->tell && (!r->had || r->rule->keep))
         r->rule->tell(job, r);

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-enum { KEY = 7, BYTES = 1024, RANKS = 3, STATE = TLY_STATE_LEAST + RANKS * TLY_STATE_RANK };
+enum { KEY = 7, BYTES = 4096, RANKS = 3, STATE = TLY_STATE_LEAST + RANKS * TLY_STATE_RANK };
 
 static int raw_set_up(void **state)
 {
@@ -25,6 +25,15 @@ static int raw_set_up(void **state)
 static int raw_set_up_small(void **state)
 {
     static const char *const settings[] = {"TALLY_MEMORY=1M", NULL};
+    int err = raw_begin(RANKS, settings);
+    raw_enter(2);
+    return err;
+}
+
+/* A part is one fragment, however short. */
+static int raw_set_up_fragments(void **state)
+{
+    static const char *const settings[] = {"TALLY_FRAGMENT_BYTES=4K", NULL};
     int err = raw_begin(RANKS, settings);
     raw_enter(2);
     return err;
@@ -363,6 +372,25 @@ static void test_create_half_there(void **state)
     expect_created();
 }
 
+/* The values come before the last rank's request, which comes when another rank has said that it has nothing. */
+static void test_create_asked_last(void **state)
+{
+    struct tly_frame f = raw_create(0, TLY_PUSH, 0);
+    for (size_t i = 0; i < BYTES / sizeof *raw_data; i++)
+        raw_data[i] = 3;
+    f.flags = TLY_LAST;
+    raw_post(0, f, raw_data, BYTES);
+    have(1, 5, 0, 0);
+    raw_post(1, raw_create(1, TLY_HAVE, 0), NULL, 0);
+    done(1, 5);
+    raw_settle(0);
+    raw_settle(1);
+    f = raw_create(2, TLY_PUSH, 0);
+    f.flags = TLY_REQUEST;
+    raw_post(2, f, NULL, 0);
+    expect_created();
+}
+
 /* Rank 1 has all of the part, and rank 2 none.  The create ends for rank 1, which leaves before it has given the values. */
 static void create_and_leave(bool is_asked)
 {
@@ -618,6 +646,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_create_half_there, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_disagreed, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_begun_late, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_asked_last, raw_set_up_fragments, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_and_leave, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_and_leave_while_giving, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),
