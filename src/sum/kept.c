@@ -111,8 +111,10 @@ static struct tly_kept *kept_enter(struct tly_job *job, const struct tly_frame *
     s->version.epoch = f->epoch;
     s->joins = job->joins;
     s->giver = TLY_NO_PEER;
-    for (uint32_t i = 0; i < job->ranks; i++)
+    for (uint32_t i = 0; i < job->ranks; i++) {
         s->rank[i].last = f->round;
+        s->rank[i].named = job->by_rank[i] && job->by_rank[i]->speaks; /* maybe before the entry was here */
+    }
     return s;
 }
 
@@ -141,11 +143,10 @@ void tly_kept_gather(struct tly_job *job, struct tly_kept *s, uint32_t epoch)
     kept_close_all(job, s); /* their ranks take them back, and push them again */
     tly_kept_forget_giver(job, s);
     s->version = (struct tly_version){epoch, 0};
-    s->created_here = false;
     s->given_up = 0;
     for (uint32_t i = 0; i < job->ranks; i++) {
         s->rank[i].had = (struct tly_version){0};
-        s->rank[i].named = s->rank[i].gave_up = false;
+        s->rank[i].gave_up = false;
     }
     s->state = KEPT_NO_MEMORY;
     tly_kept_has_memory(job, s);

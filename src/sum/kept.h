@@ -33,14 +33,13 @@ struct tly_kept {
     uint32_t giver;             /* rank that has been asked for the values; TLY_NO_PEER: none */
     uint8_t *coming;            /* owned: state of what the giver sends; NULL: that has not come */
     uint32_t filled;            /* bytes that have come from the giver */
-    bool created_here;          /* GATHERS: the create has ended here, and `values` are its values */
     uint32_t given_up;          /* ranks with `gave_up` */
     struct tly_kept_rank {
         struct tly_round *open; /* its last operation, until that is complete; NULL: it is.  Borrowed */
         uint32_t last;          /* round of its last operation that was applied */
         uint32_t clock;         /* its additions since the create, or since all ranks last joined */
         struct tly_version had; /* GATHERS: what it holds */
-        bool named;             /* it has spoken of the part since it last said DONE */
+        bool named;             /* it has, or may have, spoken of the part since it last said DONE */
         bool gave_up;           /* it has said DONE without a word of the part, which is elsewhere for it */
     } rank[];
 };

@@ -4,17 +4,17 @@
  * parts that are at this service for it, with the version that it holds (HAVE), and says that these are all (DONE).
  *
  *   KEPT_GATHERS    a HAVE has a newer epoch than the part here, or the part is new.  What is here of it is void.  Pushes wait
- *   all said DONE   the lowest rank that holds the highest version is asked for the values (AGAIN with MARK)
+ *   all hold it     all ranks have named the part in this epoch with a version, and said DONE.  The lowest rank that holds the
+ *                   highest version is asked for the values (AGAIN with MARK)
  *   KEPT_HELD       it has sent their state (HAVE with MARK) and the values (FINAL).  The version is (e, 0), and pushes go on
  *
- * While its create is in flight ranks name a part, too, and may have no values.  Each word counts, whichever comes first.  If the
- * create ends here no rank can have added to the part, so its values are those that a rank would give, and no rank need be asked.
- * A rank that has them from the old service may have left by then.
+ * A rank that has no version of the part still needs the values of its create, and that round goes on here.  Its result is the
+ * part's values: no rank can have added to them before.
  *
  * A few parts are asked for at a time, so what the rank has to send stays short.
  *
- * A rank that says DONE without naming a part has given it up.  So has one whose create has failed (CANCEL).  The part goes once
- * all ranks have given it up.  A rank that has left counts as one that has said everything. */
+ * A rank that says DONE without naming a part has given it up, if the part was here as the rank began to speak.  So has one whose
+ * create has failed (CANCEL).  The part goes once all ranks have given it up.  Ranks that have left count for nothing. */
 #include "sum/regain.h"
 
 #include <errno.h>
@@ -36,11 +36,11 @@ enum { MOST_GIVERS = 2 }; /* parts that are asked for at a time */
 
 /* --- asking -------------------------------------------------------------------------------------- */
 
-static bool regain_all_said(const struct tly_job *job, const struct tly_kept *s)
+static bool regain_all_hold(const struct tly_job *job, const struct tly_kept *s)
 {
     for (uint32_t i = 0; i < job->ranks; i++) {
         const struct tly_session *p = job->by_rank[i];
-        if (!job->gone[i] && (!p || p->done_epoch < s->version.epoch))
+        if (!job->gone[i] && (!p || p->done_epoch < s->version.epoch || !s->rank[i].had.epoch))
             return false;
     }
     return true;
@@ -83,7 +83,7 @@ static void regain_look(struct tly_job *job)
         if (job->givers >= MOST_GIVERS)
             return;
         /* One that some rank has given up has moved on before it came. */
-        if (s->state != KEPT_GATHERS || s->giver != TLY_NO_PEER || s->given_up || !regain_all_said(job, s))
+        if (s->state != KEPT_GATHERS || s->giver != TLY_NO_PEER || s->given_up || !regain_all_hold(job, s))
             continue;
         uint32_t holder = regain_holder(job, s);
         if (holder != TLY_NO_PEER)
@@ -167,19 +167,20 @@ int tly_regain_have(struct tly_session *p, const struct tly_frame *f, const void
         return -EPROTO;
     if (f->flags & TLY_MARK)
         return regain_take_state(p, s, f, data, why);
+    p->speaks = true;
     struct tly_version had = f->payload ? tly_version_get(data) : (struct tly_version){0};
     *why = "a version of a shared tensor from the future";
     if (had.epoch > f->epoch || (f->payload && !had.epoch))
         return -EPROTO;
-    if (s && s->created < f->round) {
-        tly_kept_drop(job, s); /* an earlier create of that name, which has failed, has left it */
+    if (s && f->payload && s->created < f->round) {
+        tly_kept_drop(job, s); /* all ranks have begun a later create of that name */
         s = NULL;
     }
-    if (s && s->created > f->round)
-        return 0; /* its create has failed since */
+    if (s ? s->created != f->round : !f->payload)
+        return 0; /* its create has failed since, or has not ended yet */
     *why = "two sizes of one shared tensor";
     if (s && !regain_fits(s, f))
-        return f->payload ? -EPROTO : 0; /* ranks may disagree about a create */
+        return -EPROTO;
     *why = "out of memory";
     if (!s && !(s = tly_kept_expect(job, f)))
         return -ENOMEM;
@@ -220,15 +221,12 @@ void tly_regain_done(struct tly_session *p, uint32_t epoch)
 {
     struct tly_job *job = p->job;
     struct tly_kept *s;
-    if (!job->kept.count)
-        return;
     bool any = false;
+    p->speaks = false;
     tly_map_each(&job->kept, s)
     {
         struct tly_kept_rank *rank = &s->rank[p->rank];
-        if (s->version.epoch > epoch)
-            continue; /* it may come back to this rank later */
-        if (!rank->named)
+        if (!rank->named && s->version.epoch <= epoch) /* else it may come back to this rank later */
             any |= regain_give_up(s, p->rank);
         rank->named = false;
     }
@@ -268,10 +266,8 @@ void tly_regain_created(struct tly_job *job, struct tly_kept *s, const uint8_t *
     if (!s->values)
         return;
     memcpy(s->values, values, s->length);
-    s->created_here = true;
-    for (uint32_t i = 0; i < job->ranks; i++)
-        regain_take_up(s, i); /* one that came late to the create has not named the part */
-    if (s->state == KEPT_GATHERS && s->giver == TLY_NO_PEER)
+    tly_kept_forget_giver(job, s);
+    if (s->state == KEPT_GATHERS)
         regain_hold(job, s);
 }
 
@@ -311,11 +307,8 @@ void tly_regain_left(struct tly_job *job, uint32_t rank)
     tly_map_each(&job->kept, s)
     {
         regain_take_up(s, rank); /* the others do not wait for it */
-        if (s->giver != rank)
-            continue;
-        tly_kept_forget_giver(job, s);
-        if (s->created_here)
-            regain_hold(job, s);
+        if (s->giver == rank)
+            tly_kept_forget_giver(job, s);
     }
     regain_drop_given_up(job);
     regain_look(job);

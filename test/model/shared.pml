@@ -3,8 +3,8 @@
  *
  * Each rank adds ADDS differences, one at a time.  The service that keeps the part applies each once and answers with all that it
  * has.  COMMIT may name another owner: when the owner has died, or for the sake of the split.  With each COMMIT a rank names the part
- * to its owner, with the version that it holds (HAVE), and says to both services that this is all (DONE).  A new owner asks the
- * lowest holder of the highest version (AGAIN), which gives it (FINAL).  A service drops the part once all ranks have given it up.
+ * to its owner, with the version that it holds (HAVE), and says to both services that this is all (DONE).  Once all ranks have named
+ * a version, a new owner asks the lowest holder of the highest one (AGAIN), which gives it (FINAL).  A service drops the part once all ranks have given it up.
  * Connections break.  A rank may join, leave, or take back an addition that it has not pushed.  README.md says which mutants
  * (MUTANT_...) are checked.
  *
@@ -111,7 +111,7 @@ byte newest = 1, target;
 byte kills = KILLS, moves = MOVES, breaks = BREAKS, stays = STAYS, skips = SKIPS;
 
 #define LEFT(i) (gone && (i) == 0)
-#define HAS_SAID(s, i) (LEFT(i) || said[SI(s, i)])
+#define HAS_SAID(s, i) (LEFT(i) || (said[SI(s, i)] && had[SI(s, i)] > 0))
 #define ALL_SAID(s) (HAS_SAID(s, 0) && HAS_SAID(s, 1) && HAS_SAID(s, RANKS - 1))
 #define UP(s, i) (LEFT(i) || gave_up[SI(s, i)])
 #ifdef MUTANT_GIVEN_UP_BY_ONE
@@ -386,7 +386,7 @@ end:
 #else
                :: n >= since[s] -> said[SI(s, i)] = (state[s] == GATHERS); give_up(s, i); drop_given_up(s)
 #endif
-               :: else
+               :: else -> named[SI(s, i)] = false
                fi
            :: type == FINAL ->
                if

@@ -161,10 +161,8 @@ static void test_holder(void **state)
     done(0, 5);
     have(1, 5, 3, 1);
     done(1, 5);
-    have(2, 5, 3, 1);
-    settle_all();
-    assert_int_equal(raw.rank[0].finals + raw.rank[1].finals + raw.rank[2].finals, 0);
     done(2, 4); /* of an older epoch */
+    have(2, 5, 3, 1);
     settle_all();
     assert_int_equal(raw.rank[0].finals + raw.rank[1].finals + raw.rank[2].finals, 0);
     done(2, 5);
@@ -391,51 +389,86 @@ static void test_create_asked_last(void **state)
     expect_created();
 }
 
-/* Rank 1 has all of the part, and rank 2 none.  The create ends for rank 1, which leaves before it has given the values. */
-static void create_and_leave(bool is_asked)
+/* Rank 1 has all of the part, and the others none.  The words of rank 0 come around those of rank 1. */
+static void interleave(void)
 {
     have(2, 5, 0, 0); /* nobody has named values yet: it counts all the same */
     raw_settle(2);
     have(0, 5, 0, 0);
     raw_post(0, raw_create(0, TLY_HAVE, 0), NULL, 0);
-    done(0, 5);
+    raw_settle(0);
     have(1, 5, 2, 0);
     struct tly_frame f = raw_create(1, TLY_HAVE, BYTES);
     f.flags = TLY_LAST;
     raw_post(1, f, NULL, 0);
+    raw_settle(1);
+    done(0, 5);
     done(1, 5);
     settle_all();
     raw_post(2, raw_create(2, TLY_HAVE, 0), NULL, 0);
+    done(2, 5);
     raw_until(&raw.rank[1].finals, 1);
-    if (is_asked) {
-        done(2, 5);
-        raw_until(&raw.rank[1].finals, 2);
-    }
     for (size_t i = 0; i < BYTES / sizeof *raw_data; i++)
         raw_data[i] = 3;
     f = raw_create(1, TLY_FINAL, 0);
     f.flags = TLY_LAST;
     raw_post(1, f, raw_data, BYTES);
     raw_until(&raw.rank[2].results, 1);
-    if (is_asked) {
-        give_state(1, 5, none);
-        give_values(1, 5, 3, 0, BYTES / 2);
-    }
+}
+
+/* Then the part moves on, and rank 0 learns that last: it is here until then. */
+static void test_words_interleave(void **state)
+{
+    interleave();
+    done(1, 6);
+    done(2, 6);
+    settle_all();
+    assert_int_equal(raw.rank[1].finals, 1); /* the create has brought the values */
+    read_part(0, 1, 5);
+    expect(0, 2, 3); /* the first has been that of the create */
+    raw_settle(0);
+    uint64_t before = raw.rank[0].facts.bytes_in_use;
+    done(0, 6);
+    raw_settle(0);
+    assert_true(raw.rank[0].facts.bytes_in_use < before);
+}
+
+/* Once the create has ended rank 1 leaves, and takes its values along. */
+static void test_create_and_leave(void **state)
+{
+    interleave();
     raw_post(1, (struct tly_frame){.type = TLY_GOODBYE}, NULL, 0);
     push(2, 1, 5, 1);
-    if (!is_asked)
-        done(2, 5);
     expect(2, 2, 4);
 }
 
-static void test_create_and_leave(void **state)
+/* Two ranks say that the part is here.  For the third one it is not: another service may keep it, so nobody is asked. */
+static void test_one_names_it_not(void **state)
 {
-    create_and_leave(false);
+    done(2, 5);
+    raw_settle(2);
+    for (int i = 0; i < 2; i++) {
+        have(i, 5, 2, 4);
+        done(i, 5);
+    }
+    settle_all();
+    assert_int_equal(raw.rank[0].finals + raw.rank[1].finals, 0);
+    have(2, 5, 2, 4);
+    done(2, 5);
+    raw_until(&raw.rank[0].finals, 1);
 }
 
-static void test_create_and_leave_while_giving(void **state)
+/* Rank 1 has begun another create of the name, and rank 0 still uses what the first one has made. */
+static void test_later_create(void **state)
 {
-    create_and_leave(true);
+    arrive(0, 3, none);
+    raw_settle(0);
+    struct tly_frame f = raw_word(TLY_HAVE, 5);
+    f.round = 2;
+    raw_post(1, f, NULL, 0);
+    raw_settle(1);
+    read_part(0, 1, 5);
+    expect(0, 1, 3);
 }
 
 /* Ranks disagree about a create that is in flight: home will say so. */
@@ -591,6 +624,16 @@ static void test_wild(void **state)
     expect(0, 1, 4);
 }
 
+/* The service has answered all words, or has closed the connection. */
+static void settle_or_close(int rank)
+{
+    int before = raw.rank[rank].answers;
+    if (!raw.rank[rank].closed)
+        raw_post(rank, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
+    while (raw.rank[rank].answers == before && !raw.rank[rank].closed)
+        tly_loop_turn(&raw.loop, 2);
+}
+
 /* Random words about a few parts: whatever they say, nothing is lost of the service but their connections. */
 static void test_random(void **state)
 {
@@ -619,17 +662,15 @@ static void test_random(void **state)
         for (uint32_t at = 0; at < bytes; at++)
             payload[at] = at < 1 || at > 11 ? (uint8_t)(job_random(&random) % 4) : 0;
         raw_post(rank, f, payload, bytes);
-        if (i % 8 == 0) {
-            int before = raw.rank[rank].answers;
-            raw_post(rank, (struct tly_frame){.type = TLY_STATUS}, NULL, 0);
-            while (raw.rank[rank].answers == before && !raw.rank[rank].closed)
-                tly_loop_turn(&raw.loop, 2);
-        }
+        if (i % 8 == 0)
+            settle_or_close(rank);
     }
-    for (int rank = 0; rank < RANKS; rank++)
+    for (int rank = 0; rank < RANKS; rank++) {
+        settle_or_close(rank);
         if (raw.rank[rank].closed)
             raw_enter(rank);
-    settle_all();
+        raw_settle(rank);
+    }
 }
 
 int main(void)
@@ -648,7 +689,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_create_begun_late, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_asked_last, raw_set_up_fragments, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_and_leave, raw_set_up, raw_tear_down),
-        cmocka_unit_test_setup_teardown(test_create_and_leave_while_giving, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_words_interleave, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_one_names_it_not, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_later_create, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_wild, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_random, raw_set_up, raw_tear_down),
