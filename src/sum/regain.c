@@ -75,7 +75,7 @@ static void regain_ask(struct tly_job *job, struct tly_kept *s, uint32_t holder)
     tly_session_post(job->by_rank[holder], &f, NULL, 0, NULL);
 }
 
-static void regain_look(struct tly_job *job)
+void tly_regain_look(struct tly_job *job)
 {
     struct tly_kept *s;
     tly_map_each(&job->kept, s)
@@ -95,15 +95,17 @@ bool tly_regain_has_memory(struct tly_job *job, struct tly_kept *s)
 {
     bool lacked = s->state == KEPT_NO_MEMORY, has = tly_kept_has_memory(job, s);
     if (lacked && has)
-        regain_look(job); /* what ranks have said still holds: no operation has ended since */
+        tly_regain_look(job); /* what ranks have said still holds: no operation has ended since */
     return has;
 }
 
 /* --- what ranks say ------------------------------------------------------------------------------ */
 
 /* False: it has already. */
-static bool regain_give_up(struct tly_kept *s, uint32_t rank)
+static bool regain_give_up(struct tly_job *job, struct tly_kept *s, uint32_t rank)
 {
+    if (s->giver == rank)
+        tly_kept_forget_giver(job, s); /* another part may be asked for */
     bool first = !s->rank[rank].gave_up;
     s->rank[rank].gave_up = true;
     s->given_up += first;
@@ -227,19 +229,21 @@ void tly_regain_done(struct tly_session *p, uint32_t epoch)
     {
         struct tly_kept_rank *rank = &s->rank[p->rank];
         if (!rank->named && s->version.epoch <= epoch) /* else it may come back to this rank later */
-            any |= regain_give_up(s, p->rank);
+            any |= regain_give_up(job, s, p->rank);
         rank->named = false;
     }
     if (any)
         regain_drop_given_up(job);
-    regain_look(job);
+    tly_regain_look(job);
 }
 
 void tly_regain_cancelled(struct tly_session *p, const struct tly_frame *f)
 {
     struct tly_kept *s = tly_kept_find(p->job, f);
-    if (s && s->created == f->round && regain_give_up(s, p->rank))
-        regain_drop_given_up(p->job);
+    if (!s || s->created != f->round || !regain_give_up(p->job, s, p->rank))
+        return;
+    regain_drop_given_up(p->job);
+    tly_regain_look(p->job);
 }
 
 /* --- the values ---------------------------------------------------------------------------------- */
@@ -258,7 +262,7 @@ static void regain_take(struct tly_job *job, struct tly_kept *s)
     tly_kept_read(job, s, s->coming);
     tly_kept_forget_giver(job, s);
     regain_hold(job, s);
-    regain_look(job);
+    tly_regain_look(job);
 }
 
 void tly_regain_created(struct tly_job *job, struct tly_kept *s, const uint8_t *values)
@@ -311,5 +315,5 @@ void tly_regain_left(struct tly_job *job, uint32_t rank)
             tly_kept_forget_giver(job, s);
     }
     regain_drop_given_up(job);
-    regain_look(job);
+    tly_regain_look(job);
 }

@@ -19,6 +19,8 @@ void tly_regain_done(struct tly_session *p, uint32_t epoch);
 void tly_regain_cancelled(struct tly_session *p, const struct tly_frame *f);
 /* An operation has come for the part: is there memory for it?  It may be there by now, and then the values are asked for. */
 bool tly_regain_has_memory(struct tly_job *job, struct tly_kept *s);
+/* Parts may have gone: others are asked for. */
+void tly_regain_look(struct tly_job *job);
 /* The part's create has ended here with these values, as long as the part. */
 void tly_regain_created(struct tly_job *job, struct tly_kept *s, const uint8_t *values);
 /* FINAL of kind TLY_KEPT: a fragment of the values.  -EPROTO: *why. */

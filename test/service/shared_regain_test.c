@@ -522,7 +522,7 @@ static struct tly_frame raw_last(struct tly_frame f)
 static void make_room(const uint8_t *version)
 {
     for (int i = 0; i < RANKS; i++) {
-        raw_post(i, raw_last(raw_word(TLY_HAVE, 5)), version, i ? 0 : TLY_VERSION_BYTES);
+        raw_post(i, raw_last(raw_word(TLY_HAVE, 5)), version, TLY_VERSION_BYTES);
         done(i, 6);
     }
     settle_all();
@@ -538,6 +538,65 @@ static void make_room(const uint8_t *version)
     f.flags = TLY_LAST;
     raw_post(0, f, raw_data, RAW_PART);
     expect(0, 1, 6);
+}
+
+static struct tly_frame word_of(int type, uint32_t part)
+{
+    struct tly_frame f = raw_word(type, 5);
+    f.key = KEY + part;
+    return f;
+}
+
+/* A create has failed on all ranks. */
+static void cancel(uint32_t part)
+{
+    struct tly_frame f = word_of(TLY_CANCEL, part);
+    f.kind = TALLY_SHARED_CREATE;
+    for (int i = 0; i < RANKS; i++)
+        raw_post(i, f, NULL, 0);
+}
+
+/* Three parts have come here, and rank i is the holder of part i.  Two of them are asked for at a time. */
+static int three_parts(void)
+{
+    uint8_t version[TLY_VERSION_BYTES];
+    for (int i = 0; i < RANKS; i++) {
+        for (int part = 0; part < RANKS; part++) {
+            tly_version_put(version, &(struct tly_version){2, i == part ? 9 : 4});
+            raw_post(i, word_of(TLY_HAVE, (uint32_t)part), version, sizeof version);
+        }
+        done(i, 5);
+    }
+    settle_all();
+    assert_int_equal(raw.rank[0].finals + raw.rank[1].finals + raw.rank[2].finals, 2);
+    int left = 0;
+    while (raw.rank[left].finals)
+        left++;
+    return left;
+}
+
+/* The creates of these two have failed, so they go, and the third one is asked for. */
+static void test_cancelled(void **state)
+{
+    int left = three_parts();
+    for (int part = 0; part < RANKS; part++)
+        if (part != left)
+            cancel((uint32_t)part);
+    raw_until(&raw.rank[left].finals, 1);
+}
+
+/* One of these two is created anew. */
+static void test_created_anew(void **state)
+{
+    int left = three_parts(), again = left ? 0 : 1;
+    for (int i = 0; i < RANKS; i++) {
+        struct tly_frame f = word_of(TLY_PUSH, (uint32_t)again);
+        f.kind = TALLY_SHARED_CREATE;
+        f.round = 2;
+        f.flags = i ? TLY_REQUEST : TLY_LAST;
+        raw_post(i, f, raw_data, i ? 0 : BYTES);
+    }
+    raw_until(&raw.rank[left].finals, 1);
 }
 
 /* Parts for which there is no memory are refused by each operation, not waited for, until there is some. */
@@ -692,6 +751,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_words_interleave, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_one_names_it_not, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_later_create, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_cancelled, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_created_anew, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_wild, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_random, raw_set_up, raw_tear_down),

@@ -53,10 +53,13 @@ static void shared_has_no_memory(struct tly_job *job, struct tly_round *r, const
 static void create_tell(struct tly_job *job, struct tly_round *r)
 {
     struct tly_kept *s = tly_kept_find(job, &r->head);
+    uint32_t givers = job->givers;
     if (!s || s->created != r->head.round)
         s = tly_kept_make(job, &r->head);
     if (!s || !tly_regain_has_memory(job, s))
         shared_has_no_memory(job, r, "");
+    if (job->givers < givers) /* with what an earlier create had left */
+        tly_regain_look(job);
 }
 
 static void create_keep(struct tly_job *job, const struct tly_round *r)
