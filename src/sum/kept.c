@@ -127,6 +127,8 @@ struct tly_kept *tly_kept_make(struct tly_job *job, const struct tly_frame *f)
         tly_kept_drop(job, s);
         return NULL;
     }
+    if (s)
+        s->state = KEPT_GATHERS;
     return s;
 }
 

@@ -59,8 +59,8 @@ static inline void tly_kept_close(struct tly_round *r)
 
 /* The part that a frame is about; NULL: it is not kept here. */
 struct tly_kept *tly_kept_find(const struct tly_job *job, const struct tly_frame *f);
-/* Keep the part that the frame of a create describes.  What an earlier create of that name has left goes.  Its values are not set.
- * NULL: there is no memory. */
+/* Keep the part that the frame of a create describes.  What an earlier create of that name has left goes.  It is KEPT_GATHERS
+ * until the create has ended (tly_regain_created).  NULL: there is no memory. */
 struct tly_kept *tly_kept_make(struct tly_job *job, const struct tly_frame *f);
 /* The same for a part that comes here with this epoch's COMMIT.  Without memory for its values it is KEPT_NO_MEMORY.  NULL: there
  * is none for the table either, or the table is full. */

@@ -171,7 +171,7 @@ void tly_progress(struct tly_job *job, struct tly_round *r)
      * tell() comes before it. */
     if (!whole && (to <= r->summed || to - r->summed < job->fragment_bytes || to == r->length))
         return;
-    if (whole && r->rule->tell && (!r->had || r->rule->keep))
+    if (whole && r->rule->tell && !r->had)
         r->rule->tell(job, r);
     if (r->complete || progress_must_wait(job, r))
         return;

@@ -81,7 +81,12 @@ static void redo_resolve(struct tly_job *job, struct tly_round *r)
             a->sent = r->slots[i].whole || r->slots[i].have > length ? length : r->slots[i].have;
         lacked |= tly_slot_has_come(&r->slots[i]) && a->sent < r->base && a->sent < length;
     }
-    lacked |= r->rule->keep != NULL;
+    if (r->rule->keep) { /* ranks may have all of the result, so no push may come that asks whether it fits */
+        lacked = true;
+        r->rule->tell(job, r);
+    }
+    if (r->verdict)
+        return;
     if (r->base) { /* a result of its own, and not over an input that need not be here */
         if (job->restore_waits ||
             !tly_memory_take_result(job, r)) { /* again with the next tick, the oldest first */

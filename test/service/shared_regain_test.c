@@ -619,6 +619,30 @@ static void test_no_memory(void **state)
     make_room(version);
 }
 
+/* A create is refused in that case, also if a rank has its values already. */
+static void test_create_without_memory(void **state)
+{
+    uint8_t version[TLY_VERSION_BYTES];
+    tly_version_put(version, &(struct tly_version){2, 0});
+    for (uint32_t part = 0; part < PARTS; part++) {
+        struct tly_frame f = raw_word(TLY_HAVE, 5);
+        f.part = part;
+        f.length = RAW_PART;
+        raw_post(1, f, version, sizeof version);
+    }
+    for (int i = 0; i < RANKS; i++) {
+        struct tly_frame f = raw_last(raw_create(i, TLY_HAVE, 0));
+        f.flags = i == 1 ? TLY_LAST : 0;
+        f.offset = i == 1 ? RAW_PART : 0;
+        raw_post(i, f, NULL, 0);
+        done(i, 5);
+    }
+    for (int i = 0; i < RANKS; i++) {
+        raw_until(&raw.rank[i].verdicts, 1);
+        assert_int_equal(raw.rank[i].verdict_err, ENOMEM);
+    }
+}
+
 /* What no rank says ends its connection, and the others go on. */
 static void wild(int rank, struct tly_frame f, uint32_t bytes)
 {
@@ -754,6 +778,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_cancelled, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_created_anew, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_without_memory, raw_set_up_small, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_wild, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_random, raw_set_up, raw_tear_down),
     };
