@@ -285,7 +285,7 @@ void tly_change_start_without(struct tly_coordinator *c)
 int tly_change_begun(struct tly_coordinator_member *m, bool last, struct tly_reader *r, const char **why)
 {
     struct tly_coordinator *c = m->c;
-    uint32_t number = tly_read32(r), count = tly_read32(r);
+    uint32_t number = tly_read32(r), count = tly_read32(r), ended = tly_read32(r);
     m->said = m->saying == number ? m->said : 0;
     m->saying = number;
     if (count > MOST_BEGUN - m->said) {
@@ -300,6 +300,8 @@ int tly_change_begun(struct tly_coordinator_member *m, bool last, struct tly_rea
         uint64_t id = (b.key ^ b.round) * 0x9e3779b97f4a7c15ull;
         if (r->failed || tly_map_get(&c->begun_seen, id))
             continue; /* two rounds of one hash: such a hash is that of one in 10^9 jobs */
+        if (count - i <= ended && change_is_behind(m))
+            continue; /* listed by an older COMMIT than the one that this rank is to get */
         if (c->begun_count == c->begun_room) {
             size_t room = c->begun_room ? 2 * c->begun_room : 64;
             void *more = realloc(c->begun, room * sizeof *c->begun);

@@ -495,13 +495,16 @@ int tly_member_begin(struct tly_member *m)
     return err;
 }
 
-void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_begun *rounds, size_t count)
+void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_begun *rounds, size_t count,
+                      size_t ended)
 {
     do {
         struct tly_writer w = {0};
         uint32_t n = count < TLY_BEGUN_ROUNDS ? (uint32_t)count : TLY_BEGUN_ROUNDS;
+        size_t under_way = count - ended;
         tly_write32(&w, epoch);
         tly_write32(&w, n);
+        tly_write32(&w, n > under_way ? n - (uint32_t)under_way : 0);
         for (uint32_t i = 0; i < n; i++) {
             tly_write64(&w, rounds[i].key);
             tly_write32(&w, rounds[i].round);
@@ -509,6 +512,7 @@ void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_beg
         }
         rounds += n;
         count -= n;
+        ended = ended < count ? ended : count;
         if (m->link)
             member_post(m, TLY_BEGUN, count ? 0 : TLY_LAST, &w);
         free(w.data);

@@ -97,9 +97,10 @@ int tly_member_announce(struct tly_member *m, const struct tly_endpoints *servic
 /* All connections are made: wait until all others say so too. */
 int tly_member_begin(struct tly_member *m);
 
-/* To INVITE (all connections stand; no rounds) and PREPARE (these rounds are begun and not complete): `epoch` is the
- * one of the roster that came with it. */
-void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_begun *rounds, size_t count);
+/* To INVITE (all connections stand; no rounds) and PREPARE (these rounds are begun and not complete, but for the last `ended`, which
+ * the newest COMMIT listed): `epoch` is the one of the roster that came with it. */
+void tly_member_begun(struct tly_member *m, uint32_t epoch, const struct tly_begun *rounds, size_t count,
+                      size_t ended);
 
 /* This rank has joined for the time after the last that all have; drained: all that it had submitted has ended, too.
  * `joined` is called once all ranks have said both. */

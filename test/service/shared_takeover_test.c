@@ -213,6 +213,73 @@ static void take_over(bool leaves, bool guest)
     waitpid(coordinator, NULL, 0);
 }
 
+/* A create is in flight as the split changes, and has ended on all ranks as it changes again.  One rank does not get that second
+ * COMMIT. */
+static int run_ended(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = job_open();
+    int64_t *first = shared_first(COUNT), *mine = shared_differences(rank, COUNT);
+    tally_op *op;
+    await_sharing(c, RANKS + 1);
+    job_barrier(c);
+    if (rank == LATE)
+        await_sharing(c, RANKS + 2);
+    CHECK(tally_shared_create(c, "new", first, COUNT, TALLY_INT64, 0, NULL, &op) == 0);
+    atomic_fetch_add(&b->begun, 1);
+    job_expect(op, 0);
+    job_barrier(c);
+    if (rank == BEHIND)
+        lose_the_next_commit(c);
+    atomic_fetch_add(&b->created, 1);
+    if (rank == BEHIND)
+        while (!atomic_load(&before.lost))
+            job_sleep_ms(2);
+    else
+        await_sharing(c, RANKS + 1);
+    atomic_fetch_add(&b->committed, 1);
+    job_await(&b->stage, COMES);
+    for (int step = 0; step < STEPS; step++)
+        shared_add(c, "new", mine);
+    job_barrier(c);
+    shared_check(shared_read(c, "new"), RANKS, COUNT, STEPS);
+    job_barrier(c);
+    CHECK(tally_comm_close(c) == 0);
+    free(first);
+    free(mine);
+    return 0;
+}
+
+static void test_the_split_changes_twice(void **state)
+{
+    struct board *b = job_shared(sizeof *b);
+    struct job j = {.ranks = RANKS,
+                    .tallyds = 1,
+                    .main = run_ended,
+                    .arg = b,
+                    .port = job_free_port(),
+                    .settings = {"TALLY_REPLAN=0", "TALLY_TIMEOUT=20"}};
+    setenv("TALLY_PART_BYTES", "16K", 1);
+    pid_t coordinator = job_start_coordinator(j.port);
+    job_start(&j);
+    job_await(&b->begun, RANKS - 1);
+    job_sleep_ms(50); /* until the loops have begun the create */
+    j.tallyds = 2;
+    job_start_tallyd(&j, 1);
+    job_await(&b->created, RANKS);
+    kill(j.tallyd_pid[0], SIGKILL);
+    job_await(&b->committed, RANKS);
+    kill(coordinator, SIGKILL);
+    waitpid(coordinator, NULL, 0);
+    coordinator = job_start_coordinator(j.port);
+    atomic_store(&b->stage, COMES);
+    for (int rank = 0; rank < RANKS; rank++)
+        assert_int_equal(job_wait_rank(&j, rank), 0);
+    job_clear(&j);
+    kill(coordinator, SIGKILL);
+    waitpid(coordinator, NULL, 0);
+}
+
 static void test_a_tallyd_comes(void **state)
 {
     take_over(false, false);
@@ -234,6 +301,7 @@ int main(void)
         cmocka_unit_test(test_a_tallyd_comes),
         cmocka_unit_test(test_a_tallyd_leaves),
         cmocka_unit_test(test_a_tallyd_leaves_and_a_guest_comes),
+        cmocka_unit_test(test_the_split_changes_twice),
     };
     return cmocka_run_group_tests_name("shared_takeover", tests, NULL, NULL);
 }

@@ -66,7 +66,7 @@ void tly_epoch_met(tally_comm *c)
     for (int i = 0; i < c->services; i++)
         if (!c->peers[i].open && !c->peers[i].gone && !c->peers[i].known && c->peers[i].incarnation)
             return;
-    tly_member_begun(&c->member, e->meeting, NULL, 0);
+    tly_member_begun(&c->member, e->meeting, NULL, 0, 0);
     e->meeting = 0;
 }
 

@@ -119,8 +119,8 @@ void tly_follow_prepare(void *comm, const struct tly_roster *next)
     for (const struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op))
         if (!op->call->apart)
             begun[count++] = (struct tly_begun){op->key, op->round, op->epoch->number};
-    count += tly_moves_prepare(c, begun + count);
-    tly_member_begun(&c->member, next->epoch, begun, count);
+    size_t ended = tly_moves_prepare(c, begun + count);
+    tly_member_begun(&c->member, next->epoch, begun, count + ended, ended);
     free(begun);
     tly_epoch_met(c);
 }
