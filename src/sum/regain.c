@@ -140,15 +140,21 @@ static bool regain_fits(const struct tly_kept *s, const struct tly_frame *f)
 /* Is it a word of the rank that has been asked for the values? */
 static bool regain_is_giver(const struct tly_session *p, const struct tly_kept *s, const struct tly_frame *f)
 {
-    return s && s->state == KEPT_GATHERS && s->giver == p->rank && s->version.epoch == f->epoch &&
+    return s->state == KEPT_GATHERS && s->giver == p->rank && s->version.epoch == f->epoch &&
            s->length == f->length;
+}
+
+/* It was under way as the rank left, the part went, or it came here anew. */
+static bool regain_is_void(const struct tly_session *p, const struct tly_kept *s, const struct tly_frame *f)
+{
+    return p->left || !s || s->created != f->round || f->epoch < s->version.epoch;
 }
 
 static int regain_take_state(struct tly_session *p, struct tly_kept *s, const struct tly_frame *f,
                              const void *data, const char **why)
 {
-    if (s && f->epoch < s->version.epoch)
-        return 0; /* the part has come here anew since */
+    if (regain_is_void(p, s, f))
+        return 0;
     *why = "values of a shared tensor that nobody has asked for";
     if (!regain_is_giver(p, s, f) || s->coming)
         return -EPROTO;
@@ -279,7 +285,7 @@ int tly_regain_final(struct tly_session *p, const struct tly_frame *f, const voi
 {
     struct tly_job *job = p->job;
     struct tly_kept *s = tly_kept_find(job, f);
-    if (s && f->epoch < s->version.epoch)
+    if (regain_is_void(p, s, f))
         return 0;
     *why = "values of a shared tensor that nobody has asked for";
     if (!regain_is_giver(p, s, f) || !s->coming || f->offset != s->filled || !f->payload ||
