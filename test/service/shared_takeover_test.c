@@ -295,6 +295,95 @@ static void test_a_tallyd_leaves_and_a_guest_comes(void **state)
     take_over(true, true);
 }
 
+/* --- chaos --------------------------------------------------------------------------------------- */
+
+enum { TENSORS = 6, LENGTH = 3000 };
+
+/* Add to one tensor while others are created, and check all sums each time. */
+static int run_chaos(int rank, void *arg)
+{
+    struct board *b = arg;
+    tally_comm *c = job_open();
+    int64_t *first = shared_first(COUNT), *mine = shared_differences(rank, COUNT);
+    uint64_t random = (uint64_t)rank * 131 + 7;
+    char name[16];
+    int steps = 0;
+    shared_create(c, "w", first, COUNT, TALLY_INT64, 2);
+    for (int i = 0; i < TENSORS; i++) {
+        tally_op *op;
+        snprintf(name, sizeof name, "v%d", i);
+        CHECK(tally_shared_create(c, name, first, LENGTH, TALLY_INT64, 0, NULL, &op) == 0);
+        for (int step = 0; step < 8; step++, steps++) {
+            shared_add(c, "w", mine);
+            job_sleep_ms((int)(job_random(&random) % 4));
+            atomic_fetch_add(&b->begun, 1);
+        }
+        job_expect(op, 0);
+        shared_add(c, name, mine);
+        job_barrier(c);
+        shared_check(shared_read(c, name), RANKS, LENGTH, 1);
+        shared_check(shared_read(c, "w"), RANKS, COUNT, steps);
+        job_barrier(c);
+    }
+    atomic_store(&b->stage, DIES);
+    CHECK(tally_comm_close(c) == 0);
+    free(first);
+    free(mine);
+    return 0;
+}
+
+/* A tallyd dies, leaves or comes, or the coordinator dies, shortly after that too. */
+static void disturb(struct job *j, pid_t *coordinator, uint64_t *random)
+{
+    uint64_t what = job_random(random) % 5;
+    int t = (int)(job_random(random) % (uint64_t)j->tallyds);
+    bool lives = j->tallyd_status[t] == -1 && kill(j->tallyd_pid[t], 0) == 0;
+    if (what < 2 && lives)
+        kill(j->tallyd_pid[t], what ? SIGTERM : SIGKILL);
+    else if (what < 4 && j->tallyds < JOB_MOST_TALLYDS)
+        job_start_tallyd(j, j->tallyds++);
+    if (what == 4 || job_random(random) % 3 == 0) {
+        job_sleep_ms((int)(job_random(random) % 20));
+        kill(*coordinator, SIGKILL);
+        waitpid(*coordinator, NULL, 0);
+        job_sleep_ms((int)(job_random(random) % 50));
+        *coordinator = job_start_coordinator(j->port);
+    }
+}
+
+static void chaos(int seed)
+{
+    uint64_t random = (uint64_t)seed + 41;
+    int machine[JOB_MOST_RANKS];
+    struct board *b = job_shared(sizeof *b);
+    struct job j = {.ranks = job_layout(seed % 2 ? "aab" : "abc", machine),
+                    .machine = machine,
+                    .tallyds = 2,
+                    .main = run_chaos,
+                    .arg = b,
+                    .port = job_free_port(),
+                    .settings = {"TALLY_PART_BYTES=16K", "TALLY_TIMEOUT=60"}};
+    setenv("TALLY_PART_BYTES", "16K", 1);
+    pid_t coordinator = job_start_coordinator(j.port);
+    job_start(&j);
+    for (int i = 1; atomic_load(&b->stage) != DIES && i < 20; i++) {
+        for (int at = i * 7; atomic_load(&b->begun) < at && atomic_load(&b->stage) != DIES;)
+            job_sleep_ms(1);
+        disturb(&j, &coordinator, &random);
+    }
+    for (int rank = 0; rank < RANKS; rank++)
+        assert_int_equal(job_wait_rank(&j, rank), 0);
+    job_clear(&j);
+    kill(coordinator, SIGKILL);
+    waitpid(coordinator, NULL, 0);
+}
+
+static void test_chaos(void **state)
+{
+    for (int seed = 0; seed < 4; seed++)
+        chaos(seed);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -302,6 +391,7 @@ int main(void)
         cmocka_unit_test(test_a_tallyd_leaves),
         cmocka_unit_test(test_a_tallyd_leaves_and_a_guest_comes),
         cmocka_unit_test(test_the_split_changes_twice),
+        cmocka_unit_test(test_chaos),
     };
     return cmocka_run_group_tests_name("shared_takeover", tests, NULL, NULL);
 }
