@@ -97,6 +97,8 @@ int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark *
 /* Sleep until the marked work has ended.  -errno: it has failed, and uses no memory any more.  If the driver cannot wait, even
  * when asked twice, the GPU counts as lost (-ENODEV), and the work may go on. */
 int tly_device_wait(struct tly_device *d, struct tly_mark *mark);
+/* Longest wait for work that must end, in seconds; less than a silent rank is given. */
+enum { TLY_DEVICE_HANGS_S = 3 };
 /* A thread has been in tly_device_wait() for too long: the GPU counts as lost.  -ENODEV, with a sentence.  The work may still be
  * carried out, and that thread may stay there. */
 int tly_device_give_up(struct tly_device *d, int seconds);

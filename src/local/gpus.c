@@ -2,8 +2,8 @@
  *
  * Each kind of step (device/order.h) has a stream and a thread, which waits for the first step that is under way.  When that has
  * ended, the thread writes it on the rank's board and wakes the other ranks.  Steps begin in a turn of the engine.  A failure of
- * the GPU ends the job.  A GPU hangs if a step that must end has not ended after HANGS_S.  Then the threads that wait for it, and
- * all that it may use, stay with the process.  The same threads wait for what is tried before the first operation.
+ * the GPU ends the job.  A GPU hangs if a step that must end has not ended after TLY_DEVICE_HANGS_S.  Then the threads that wait
+ * for it, and all that it may use, stay with the process.  The same threads wait for what is tried before the first operation.
  *
  * `lock` guards all but what is fixed once begun; it is taken under the engine's. */
 #include "local/gpus.h"
@@ -25,7 +25,6 @@
 
 enum {
     UNDER_WAY = 4,     /* steps of a kind */
-    HANGS_S = 3,       /* longest wait for a step; less than a silent rank is given */
     SETTLE_MS = 10000, /* longest wait for ranks without the results of this rank's pieces */
     LEAVE_MS = 1000,   /* the same for ranks that still map this rank's buffer */
     BLOCK = 16 << 10,  /* bytes of a result that the host sums at once */
@@ -469,13 +468,13 @@ static bool gpus_moves(const struct tly_gpus *g, const struct tly_local_round *r
 /* Wait until such steps have ended, or the GPU hangs. */
 static void gpus_await_steps(struct tly_gpus *g, const struct tly_local_round *r)
 {
-    const int64_t until = tly_now() + HANGS_S * TLY_SEC;
+    const int64_t until = tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC;
     const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
     while (!g->hangs && gpus_moves(g, r)) {
         if (pthread_cond_timedwait(&g->changed, &g->lock, &at) != ETIMEDOUT || !gpus_moves(g, r))
             continue;
         g->hangs = true;
-        gpus_break(g, tly_device_give_up(g->device, HANGS_S));
+        gpus_break(g, tly_device_give_up(g->device, TLY_DEVICE_HANGS_S));
         tly_warn("comm", "%s", tly_error());
         pthread_cond_broadcast(&g->changed);
     }
@@ -545,7 +544,7 @@ static int gpus_start_lanes(struct tly_gpus *g)
 static int gpus_await_try(struct tly_gpus *g, enum tly_order_step step, struct tly_mark *mark)
 {
     struct gpus_lane *lane = &g->lane[step];
-    const int64_t until = tly_now() + HANGS_S * TLY_SEC;
+    const int64_t until = tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC;
     const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
     pthread_mutex_lock(&g->lock);
     lane->flight[lane->first].mark = mark;
@@ -554,7 +553,7 @@ static int gpus_await_try(struct tly_gpus *g, enum tly_order_step step, struct t
     while (lane->count && pthread_cond_timedwait(&g->changed, &g->lock, &at) != ETIMEDOUT)
         ;
     g->hangs = lane->count > 0;
-    int err = g->hangs       ? tly_device_give_up(g->device, HANGS_S)
+    int err = g->hangs       ? tly_device_give_up(g->device, TLY_DEVICE_HANGS_S)
               : g->tried.err ? tly_fail(-g->tried.err, "%s", g->tried.why)
                              : 0;
     pthread_cond_broadcast(&g->changed);
@@ -762,7 +761,7 @@ static bool gpus_await(const struct tly_gpus *g, bool (*is)(const struct tly_gpu
 /* Wait until the GPU has read all inputs.  Their streams may be held for ever, so not for long. */
 static void gpus_await_inputs(struct tly_gpus *g)
 {
-    const int64_t until = tly_now() + HANGS_S * TLY_SEC;
+    const int64_t until = tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC;
     const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
     while (!g->hangs && g->lane[TLY_STEP_IN].count) {
         if (pthread_cond_timedwait(&g->changed, &g->lock, &at) != ETIMEDOUT || !g->lane[TLY_STEP_IN].count)
@@ -770,7 +769,7 @@ static void gpus_await_inputs(struct tly_gpus *g)
         g->hangs = true;
         tly_warn("comm",
                  "a GPU has not read an input for %d s; the memory of its group stays with this process",
-                 HANGS_S);
+                 TLY_DEVICE_HANGS_S);
     }
 }
 

@@ -22,10 +22,10 @@
  *
  * Failures: if an input cannot be copied, all ranks hear of it, for the stage vouches.  If a result cannot, the operation fails
  * on this rank alone, with -EIO: the others may have theirs.  If the GPU is lost (-ENODEV), the job fails with this rank's number
- * and the call.  An operation that ends waits for copies to its tensor, which a lost GPU ends.  If they
- * have not ended after HANGS_S, the GPU hangs and counts as lost; what it may write to is never freed.  A copy of its input goes
- * on, and the memory is kept until it has been made, or for good if the communicator closes and that takes longer.  Nothing depends on what the GPU reads then, and the application's stream
- * waits for it, so that memory which is freed in that stream's order is still there.
+ * and the call.  An operation that ends waits for copies to its tensor, which a lost GPU ends.  If they have not ended after
+ * TLY_DEVICE_HANGS_S, the GPU hangs and counts as lost; what it may write to is never freed.  A copy of its input goes on, and the
+ * memory is kept until it has been made, or for good if the communicator closes and that takes longer.  Nothing depends on what the
+ * GPU reads then, and the application's stream waits for it, so that memory which is freed in that stream's order is still there.
  *
  * `lock` of a stager guards it and its works; it is taken under the loop's lock, and the inbox's is taken under it. */
 #include <errno.h>
@@ -60,9 +60,6 @@
 enum { SMALLEST = 16, SIZES = 48 }; /* pieces have 2^16 bytes or more */
 enum { LARGE_PAGE = 2 << 20 };
 #define PATIENCE (1000 * TLY_MS)
-enum {
-    HANGS_S = 3
-}; /* a GPU that has not copied a result for so long hangs; less than a silent rank is given */
 
 /* A piece of pinned memory. */
 struct stager_piece {
@@ -450,14 +447,14 @@ static void stager_abandon(struct tly_stager *s)
 /* Wait until the GPU has read the inputs of operations that have left.  Their streams may be held for ever, so not for long. */
 static void stager_await_inputs(struct tly_stager *s)
 {
-    const int64_t until = tly_now() + HANGS_S * TLY_SEC;
+    const int64_t until = tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC;
     const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
     while (s->out.stager && !s->hangs && !tly_list_empty(&s->out.flights)) {
         if (pthread_cond_timedwait(&s->landed, &s->lock, &at) != ETIMEDOUT || tly_list_empty(&s->out.flights))
             continue;
         s->hangs = true;
         tly_warn("comm", "a GPU has not read an input for %d s; memory to stage it stays with this process",
-                 HANGS_S);
+                 TLY_DEVICE_HANGS_S);
     }
 }
 
@@ -721,13 +718,13 @@ static bool stager_landed(tally_comm *c, struct tly_part *p)
 /* Copies to the operation's tensor end, or the GPU hangs. */
 static void stager_await_landing(struct tly_stager *s, const struct stager_work *w)
 {
-    const int64_t until = tly_now() + HANGS_S * TLY_SEC;
+    const int64_t until = tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC;
     const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
     while (w->landing && !s->hangs) {
         if (pthread_cond_timedwait(&s->landed, &s->lock, &at) != ETIMEDOUT || !w->landing)
             continue;
         s->hangs = true;
-        stager_is_lost(w->op->comm, tly_device_give_up(s->device, HANGS_S));
+        stager_is_lost(w->op->comm, tly_device_give_up(s->device, TLY_DEVICE_HANGS_S));
         tly_warn("comm", "%s", tly_error());
     }
 }
