@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "test/device/application.h"
+#include "test/device/cancels.h"
 #include "test/device/fake_cuda.h"
 #include "test/device/groups.h"
 #include "test/service/job.h"
@@ -73,7 +74,7 @@ static void the_host_sums_where_gpus_cannot(void **state)
         "cuMemAlloc:2",      "cuMemHostRegister:801",      "cuIpcGetMemHandle:801", "cuMemcpyAsync:1",
         "cuMemcpyAsync:1:2", "cuIpcOpenMemHandle:801",     "cuEventSynchronize:1",  "cuModuleLoadData:223",
         "cuLaunchKernel:1",  "cuMemHostGetDevicePointer:1"};
-    const char *peers = "gpus=4 peers=0:1 peers=2:3", *none = "gpus=4";
+    const char *peers = pairs_of_gpus, *none = "gpus=4";
     refused(&(struct fault){.words = {none, none, none, none}}, "cuIpcOpenMemHandle failed: ");
     refused(&(struct fault){.words = {peers, peers, peers, peers}, .no_context = true},
             "rank 1: CUDA: cuCtxGetDevice failed: ");
@@ -114,7 +115,7 @@ static void one_machine_cannot(void **state)
                  {"gpus=4 peers=2:3 fail=cuMemAlloc:2", "cuMemAlloc failed: "},
                  {"gpus=4 peers=2:3 fail=cuMemcpyAsync:1:2", "cuMemcpyAsync failed: "}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *peers = "gpus=4 peers=0:1 peers=2:3";
+        const char *peers = pairs_of_gpus;
         struct fault f = {.words = {peers, peers, peers, cases[i].words}};
         struct job j = {.ranks = 4,
                         .machine = two_by_two,
@@ -143,7 +144,7 @@ static void jobs_without_groups(void **state)
                  {"TALLY_GPU_GROUP=4", two_by_two},
                  {"TALLY_GPU_GROUP=2", mingled},
                  {"TALLY_GPU_GROUP=2", apart}};
-    const char *peers = "gpus=4 peers=0:1 peers=2:3";
+    const char *peers = pairs_of_gpus;
     struct fault f = {.words = {peers, peers, peers, peers}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct job j = {.ranks = 4,
@@ -244,7 +245,7 @@ static int mix_places(int rank, void *arg)
     struct tensor x;
     struct gpu g;
     tally_op *op;
-    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    open_gpu(&g, rank, pairs_of_gpus);
     tally_comm *c = job_open();
     make(&x, 3 * SLOT + 16);
     for (int step = 0; step < 9; step++) {
@@ -302,7 +303,7 @@ static int disagree(int rank, void *arg)
     struct tensor x;
     struct gpu g;
     tally_op *op;
-    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    open_gpu(&g, rank, pairs_of_gpus);
     tally_comm *c = job_open();
     make(&x, 6 * SLOT);
     for (int step = 0; step < 12; step++) {
@@ -330,37 +331,17 @@ static void ranks_disagree(void **state)
     run_both(disagree);
 }
 
-/* Rank 0 or 1 takes back what waits for the others, or is being summed; and a communicator follows another. */
+/* A communicator follows another. */
 static int cancel(int rank, void *arg)
 {
     struct gpu g;
     struct tensor x[2];
-    tally_op *op[2];
-    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    open_gpu(&g, rank, pairs_of_gpus);
     for (int t = 0; t < 2; t++)
         make(&x[t], 3 * SLOT);
     for (int turn = 0; turn < 2; turn++) {
         tally_comm *c = job_open();
-        for (int step = 0; step < 10; step++) {
-            struct tally_options o = on_gpu(&g);
-            CHECK(cuStreamSynchronize(g.stream) == 0); /* what was cancelled has not waited for it */
-            for (int t = 0; t < 2; t++) {
-                memset(x[t].host, 1 + rank, x[t].bytes);
-                upload(&g, &x[t]);
-                CHECK(tally_push_pull(c, t ? "b" : "a", x[t].device, x[t].device, x[t].bytes, TALLY_UINT8,
-                                      TALLY_SUM, &o, &op[t]) == 0);
-            }
-            if (rank == step % 2)
-                CHECK(tally_op_cancel(op[1], "no more") == 0);
-            for (int t = 0; t < 2; t++) {
-                int err = tally_op_wait(op[t], -1);
-                const uint8_t *data = fake_cuda_data(x[t].device);
-                CHECK(err == 0 || (t == 1 && err == -ECANCELED));
-                CHECK(err || (data[0] == 10 && memcmp(data, data + 1, x[t].bytes - 1) == 0));
-                tally_op_free(op[t]);
-            }
-            job_barrier(c);
-        }
+        cancel_some(c, &g, x, 10);
         CHECK(tally_comm_close(c) == 0);
     }
     CHECK(cuStreamSynchronize(g.stream) == 0);
@@ -381,7 +362,7 @@ static int join(int rank, void *arg)
     struct gpu g;
     struct tensor x;
     tally_op *op;
-    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    open_gpu(&g, rank, pairs_of_gpus);
     tally_comm *c = job_open();
     make(&x, 2 * SLOT);
     for (int step = 0; step < 3 + (rank < 3); step++) {
@@ -517,13 +498,12 @@ static bool maps_shared_memory(void)
 static int sum_until_it_fails(int rank, void *arg)
 {
     const char *fault = arg;
-    char words[128] = "gpus=4 peers=0:1 peers=2:3";
+    char words[128];
     struct tensor x;
     struct gpu g;
     tally_comm *c;
     int err = 0;
-    if (rank == 1)
-        snprintf(words + strlen(words), sizeof words - strlen(words), " fail=%s", fault);
+    snprintf(words, sizeof words, "%s%s%s", pairs_of_gpus, rank == 1 ? " fail=" : "", rank == 1 ? fault : "");
     open_gpu(&g, rank, words);
     make(&x, 5 * SLOT);
     if (tally_comm_open(NULL, &c) != 0) {

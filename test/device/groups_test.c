@@ -180,7 +180,7 @@ static int average_large(int rank, void *arg)
     struct gpu g;
     struct tensor x;
     tally_op *op;
-    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    open_gpu(&g, rank, pairs_of_gpus);
     tally_comm *c = job_open();
     struct tally_options o = on_gpu(&g);
     make(&x, 64);
@@ -210,7 +210,7 @@ static int sum_many(int rank, void *arg)
     struct gpu g;
     struct tensor x, y[MANY];
     tally_op *op[MANY + 1];
-    open_gpu(&g, rank, "gpus=4 peers=0:1 peers=2:3");
+    open_gpu(&g, rank, pairs_of_gpus);
     tally_comm *c = job_open();
     struct tally_options o = on_gpu(&g);
     make(&x, 20000003);
