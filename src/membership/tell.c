@@ -46,6 +46,7 @@ static struct tly_coordinator_member *tell_beside(const struct tly_coordinator *
 void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format, ...)
 {
     va_list args;
+    const bool gathers = c->state == GATHERING;
     if (c->state == FAILED || c->state == ENDED)
         return;
     va_start(args, format);
@@ -58,6 +59,8 @@ void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format
     const struct tly_coordinator_member *own = tell_beside(c);
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
+        if (!gathers && !m->entered && !m->watcher)
+            continue; /* it comes for the next start, and is told so once it says who it is */
         if (!own || m != own)
             tly_coordinator_post_verdict(m, err, c->verdict);
     }

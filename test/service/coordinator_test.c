@@ -176,6 +176,20 @@ static void test_a_failed_job_is_over_when_its_members_have_gone(void **state)
     close(stranger);
 }
 
+/* A rank that has left comes for the next start, and has connected when the job fails.  It is told to come again, not why. */
+static void test_the_next_start_does_not_fail_with_the_last(void **state)
+{
+    post(&x.member[1], TLY_GOODBYE, 0, NULL);
+    turn_until(&x.member[0].gone, 1);
+    leave(&x.member[1]);
+    struct member *next = enter(1);
+    leave(&x.member[0]);
+    turn_until(&x.member[FIRST].failed, 1);
+    announce(next);
+    turn_until(&next->failed, 1);
+    assert_non_null(strstr(next->verdict, "the job's last start has not ended yet"));
+}
+
 /* When it is due to be judged the job has failed: of the one accused nothing more is said. */
 static void test_a_complaint_as_the_job_fails(void **state)
 {
@@ -247,6 +261,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_when_its_members_have_gone, start,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_though_its_members_stay, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_the_next_start_does_not_fail_with_the_last, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_complaint_as_the_job_fails, start, tear_down),
         cmocka_unit_test_setup_teardown(test_idle_before_a_start, idle_before_a_start, tear_down),
         cmocka_unit_test_setup_teardown(test_idle_before_it_takes_over, idle_before_it_takes_over, tear_down),

@@ -196,12 +196,17 @@ static void write_info(const struct member *m, struct tly_writer *w)
     tly_member_write(w, &info);
 }
 
-struct member *join(uint32_t i)
+void announce(struct member *m)
 {
-    struct member *m = enter(i);
     struct tly_writer w = {0};
     write_info(m, &w);
     post(m, TLY_ROSTER, 0, &w);
+}
+
+struct member *join(uint32_t i)
+{
+    struct member *m = enter(i);
+    announce(m);
     return m;
 }
 

@@ -75,6 +75,8 @@ void turn_until(const int *what, int value);
 /* Connect as number `i`, and wait for no answer. */
 struct member *knock(uint32_t i);
 struct member *enter(uint32_t i);
+/* Say who it is. */
+void announce(struct member *m);
 struct member *join(uint32_t i);
 /* To the invitation or preparation of this number: so many rounds are begun in an epoch, from this one on. */
 void answer_in(struct member *m, uint32_t number, uint32_t epoch, uint32_t from, uint32_t count, bool last);
