@@ -10,7 +10,7 @@ SIZES = {"two": 2, "three": 3, "four": 4}
 # Three ranks have a tree of two levels that is not full; the others are more of that.
 JOBS = ("three", *(pytest.param(job, marks=pytest.mark.long) for job in SIZES if job != "three"))
 # Past some steps nothing new happens but rounding.
-STEPS = (8, pytest.param(200, marks=pytest.mark.long))
+STEPS = (8, pytest.param(60, marks=pytest.mark.long))
 
 
 # --- on the ranks ----------------------------------------------------------------------------------------------
