@@ -281,11 +281,17 @@ void tly_change_start_without(struct tly_coordinator *c)
     c->changed = (struct tly_last_change){0}; /* and no split held that this one has changed */
 }
 
+#define CUT_SHORT "a list of begun rounds that is cut short"
+
 /* A rank's answer to INVITE or PREPARE. */
 int tly_change_begun(struct tly_coordinator_member *m, bool last, struct tly_reader *r, const char **why)
 {
     struct tly_coordinator *c = m->c;
     uint32_t number = tly_read32(r), count = tly_read32(r), ended = tly_read32(r);
+    if (r->failed || ended > count) {
+        *why = CUT_SHORT;
+        return -EPROTO;
+    }
     m->said = m->saying == number ? m->said : 0;
     m->saying = number;
     if (count > MOST_BEGUN - m->said) {
@@ -315,6 +321,10 @@ int tly_change_begun(struct tly_coordinator_member *m, bool last, struct tly_rea
             return 0;
         }
         c->begun[c->begun_count++] = b;
+    }
+    if (r->failed) {
+        *why = CUT_SHORT;
+        return -EPROTO;
     }
     if (last && number == c->preparing)
         m->answered = number;

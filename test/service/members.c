@@ -215,6 +215,7 @@ void answer_in(struct member *m, uint32_t number, uint32_t epoch, uint32_t from,
     struct tly_writer w = {0};
     tly_write32(&w, number);
     tly_write32(&w, count);
+    tly_write32(&w, 0); /* that have ended */
     for (uint32_t i = from; i < from + count; i++) {
         tly_write64(&w, 0x9e3779b97f4a7c15ull * (i + 1));
         tly_write32(&w, 1);
