@@ -85,7 +85,7 @@ struct tally_options {
 /* Where a tensor is.  TALLY_PLACE_CUDA, for tally_push_pull() alone: input and output are in one GPU's memory, and are the
  * operation's until it ends.  Then the result is there, for every stream.  If it fails or is cancelled, the GPU may still read
  * the input.  What `stream` is given after the end comes after that, so the stream must exist until then.  tally_comm_close()
- * waits for it, too.  NULL is the legacy default stream.  CU_STREAM_PER_THREAD means another stream in each thread, so it is
+ * waits for it, too, up to 3 s.  NULL is the legacy default stream.  CU_STREAM_PER_THREAD means another stream in each thread, so it is
  * refused.  The operation copies through pinned memory, of which a rank uses TALLY_DEVICE_MEMORY.  It takes memory for
  * the whole tensor at once, so large tensors go in pieces.  -EINVAL: the memory is not on one GPU, is managed, or the stream is
  * being captured or CU_STREAM_PER_THREAD; -ENOTSUP: there is no driver. */

@@ -613,6 +613,7 @@ int tally_comm_close(tally_comm *c)
         tly_local_fail(c->local, ESHUTDOWN, "the communicator was closed");
     tly_op_end_all(c, ESHUTDOWN, "the communicator was closed");
     tly_joining_end(c, ESHUTDOWN, "the communicator was closed");
+    comm_hear(c); /* what these have found */
     bool failed = tly_comm_failed(c) != 0;
     if (!failed)
         comm_say_goodbye(c);

@@ -525,12 +525,12 @@ int tly_device_wait(struct tly_device *d, struct tly_mark *mark)
     return tly_fail(-err, "%s", why);
 }
 
-int tly_device_give_up(struct tly_device *d, int seconds)
+int tly_device_give_up(struct tly_device *d)
 {
     char why[TLY_SENTENCE];
     snprintf(why, sizeof why,
              "GPU %d: cuEventSynchronize has not returned for %d s; this process cannot use the GPU any more",
-             d->number, seconds);
+             d->number, TLY_DEVICE_HANGS_S);
     cuda_lose(d, why);
     return tly_fail(ENODEV, "%s", d->why); /* or what was wrong before */
 }
@@ -668,8 +668,10 @@ bool tly_device_sums(const struct tly_reduction *r)
 int tly_device_sum(struct tly_device *d, enum tly_lane lane, const struct tly_reduction *r, int n,
                    const void *const input[], void *output, size_t count, struct tly_mark **out)
 {
-    struct tly_sums s = {.fold = tly_fold_of(r, &count), .out = output, .count = count};
+    struct tly_sums s = {.out = output};
+    s.fold = tly_fold_of(r, &count);
     s.fold.n = n;
+    s.count = count;
     memcpy(s.in, input, (size_t)n * sizeof *input);
     return WITHIN(d, cuda_sum(d, d->lane[lane], &s, out));
 }

@@ -99,9 +99,9 @@ int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark *
 int tly_device_wait(struct tly_device *d, struct tly_mark *mark);
 /* Longest wait for work that must end, in seconds; less than a silent rank is given. */
 enum { TLY_DEVICE_HANGS_S = 3 };
-/* A thread has been in tly_device_wait() for too long: the GPU counts as lost.  -ENODEV, with a sentence.  The work may still be
+/* A thread has been in tly_device_wait() for so long: the GPU counts as lost.  -ENODEV, with a sentence.  The work may still be
  * carried out, and that thread may stay there. */
-int tly_device_give_up(struct tly_device *d, int seconds);
+int tly_device_give_up(struct tly_device *d);
 /* The lane waits for it. */
 int tly_device_after(struct tly_device *d, enum tly_lane lane, struct tly_mark *mark);
 /* What this stream of the application is given from now on comes after the lane's work so far.  -EINVAL: the stream is being

@@ -474,7 +474,7 @@ static void gpus_await_steps(struct tly_gpus *g, const struct tly_local_round *r
         if (pthread_cond_timedwait(&g->changed, &g->lock, &at) != ETIMEDOUT || !gpus_moves(g, r))
             continue;
         g->hangs = true;
-        gpus_break(g, tly_device_give_up(g->device, TLY_DEVICE_HANGS_S));
+        gpus_break(g, tly_device_give_up(g->device));
         tly_warn("comm", "%s", tly_error());
         pthread_cond_broadcast(&g->changed);
     }
@@ -553,7 +553,7 @@ static int gpus_await_try(struct tly_gpus *g, enum tly_order_step step, struct t
     while (lane->count && pthread_cond_timedwait(&g->changed, &g->lock, &at) != ETIMEDOUT)
         ;
     g->hangs = lane->count > 0;
-    int err = g->hangs       ? tly_device_give_up(g->device, TLY_DEVICE_HANGS_S)
+    int err = g->hangs       ? tly_device_give_up(g->device)
               : g->tried.err ? tly_fail(-g->tried.err, "%s", g->tried.why)
                              : 0;
     pthread_cond_broadcast(&g->changed);

@@ -704,9 +704,13 @@ static bool stager_landed(tally_comm *c, struct tly_part *p)
 {
     struct stager_work *w = stager_work_of(p->op);
     struct tly_stager *s = w->stager;
-    if (w->err || w->grouped || !p->result_length)
+    if (w->grouped || !p->result_length)
         return true;
     pthread_mutex_lock(&s->lock);
+    if (w->err) {
+        pthread_mutex_unlock(&s->lock);
+        return true;
+    }
     w->in.part[p->index].at = p->place;
     w->in.part[p->index].bytes = p->result_length;
     tly_copies_landed(&s->results, &w->in, p->index);
@@ -724,7 +728,7 @@ static void stager_await_landing(struct tly_stager *s, const struct stager_work 
         if (pthread_cond_timedwait(&s->landed, &s->lock, &at) != ETIMEDOUT || !w->landing)
             continue;
         s->hangs = true;
-        stager_is_lost(w->op->comm, tly_device_give_up(s->device, TLY_DEVICE_HANGS_S));
+        stager_is_lost(w->op->comm, tly_device_give_up(s->device));
         tly_warn("comm", "%s", tly_error());
     }
 }
