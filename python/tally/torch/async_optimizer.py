@@ -23,7 +23,7 @@ import weakref
 
 import torch
 
-from .. import _calls, _job, _operations
+from .. import _calls, _job, _operations, _where
 from .._calls import STATE, Call
 from .._errors import Error, again
 from .._lib import ALLGATHER, BARRIER
@@ -140,6 +140,8 @@ class _Share:
                 with _job.own.in_use():
                     self._check(self.newest(), sentence)
             except (Error, FloatingPointError) as failure:
+                if _where.is_handlers(failure):
+                    raise
                 self.failure = again(failure)
         return self.failure is None
 
