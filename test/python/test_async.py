@@ -617,6 +617,7 @@ def broken_off(overlap, every, staleness):
             finally:
                 _armed[0] = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
+                torch.set_grad_enabled(True)  # torch.no_grad(), broken off as it begins, leaves it off
     finally:
         signal.signal(signal.SIGALRM, previous)
     return outcome(optimizer, model, broken)
