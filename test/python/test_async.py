@@ -649,6 +649,7 @@ def broken_off_at(call, number):
         return True
     finally:
         sys.settrace(None)
+        torch.set_grad_enabled(True)  # torch.no_grad(), broken off as it ends, leaves it off
 
 
 def broken_off_at_each_line(overlap):

@@ -31,6 +31,8 @@ BACKWARD = {"_tally_gradient_ready", "_tally_compare_frozen", "_tally_begin_comp
 def broken_off(call, names, number, is_open=lambda: True):
     """Call a function, and break it off at the `number`-th line of the functions of Tally's optimizers with these names.  Returns
     whether it has so many."""
+    import torch
+
     def of_optimizer(frame, event, _):
         path = frame.f_code.co_filename
         return line if "/torch/horovod/" in path and frame.f_code.co_name in names else None
@@ -51,6 +53,7 @@ def broken_off(call, names, number, is_open=lambda: True):
         return True
     finally:
         sys.settrace(None)
+        torch.set_grad_enabled(True)  # torch.no_grad(), broken off as it ends, leaves it off
 
 
 def break_off(optimizer, errors=()):
