@@ -167,7 +167,7 @@ def flows(tally):
     return rows
 
 
-# Of a machine with one GPU, 25 MB: rates of its network and of its card's PCIe link, bit/s.  The first is a rank alone.
+# Rates of the network card of a machine with one GPU.  A rank alone has none: its rate is so high that it costs no time.
 ALONE = {"one rank alone": "100000G", "two machines, 100 Gbit/s": "100G"}
 PARTS = [(256, 4, 0), (512, 4, 0), (512, 4, 5), (8192, 4, 0)]
 

@@ -13,8 +13,8 @@ struct tly_frame;
 struct tly_job;
 
 enum tly_kept_state {
-    KEPT_HELD,    /* the values are here */
-    KEPT_GATHERS, /* the part has come here by a COMMIT, and its values are still with the ranks (regain.c) */
+    KEPT_HELD,     /* the values are here */
+    KEPT_GATHERS,  /* it has come here by a COMMIT; ranks have its values, or its create goes on (regain.c) */
     KEPT_NO_MEMORY /* the same, and there is no memory for them */
 };
 
@@ -40,7 +40,7 @@ struct tly_kept {
         uint32_t clock;         /* its additions since the create, or since all ranks last joined */
         struct tly_version had; /* GATHERS: what it holds */
         bool named;             /* it has, or may have, spoken of the part since it last said DONE */
-        bool gave_up;           /* it has said DONE without a word of the part, which is elsewhere for it */
+        bool gave_up; /* it has said DONE without a word of the part, or its create has failed (CANCEL) */
     } rank[];
 };
 
