@@ -69,7 +69,6 @@ enum { POINTER_TYPE = 2, POINTER_MANAGED = 8, POINTER_DEVICE = 9, TYPE_DEVICE = 
     F(cuStreamDestroy, cuStreamDestroy_v2, (cuda_object)) \
     F(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *)) \
     F(cuStreamIsCapturing, cuStreamIsCapturing, (cuda_object, int *)) \
-    F(cuStreamSynchronize, cuStreamSynchronize, (cuda_object)) \
     F(cuStreamWaitEvent, cuStreamWaitEvent, (cuda_object, cuda_object, unsigned)) \
     F(cuMemcpyAsync, cuMemcpyAsync, (cuda_address, cuda_address, size_t, cuda_object)) \
     F(cuLaunchKernel, cuLaunchKernel, \
@@ -589,12 +588,13 @@ int tly_device_follow(struct tly_device *d, void *stream, enum tly_lane lane)
 
 /* --- work ---------------------------------------------------------------------------------------------- */
 
-/* Mark what the stream was given, unless that failed (err).  Takes m. */
+/* Mark what the stream was given, unless that failed (err).  Takes m.  Without a mark the work's end cannot be awaited: the stream
+ * may wait for one of the application that is held for ever. */
 static int cuda_finish(struct tly_device *d, cuda_object stream, struct tly_mark *m, int err,
                        struct tly_mark **out)
 {
-    if (!err && (err = CALL(d, cuEventRecord, m->event, stream)) != 0)
-        driver.cuStreamSynchronize(stream);
+    if (!err && CALL(d, cuEventRecord, m->event, stream) != 0)
+        err = cuda_lose(d, tly_error());
     if (err)
         tly_device_unmark(d, m);
     else

@@ -77,8 +77,8 @@ int tly_device_unmap(struct tly_device *d, void *memory);
 
 /* --- work ---------------------------------------------------------------------------------------------- */
 
-/* Copy between a GPU's memory and registered memory, or within either, and mark it.  Where this fails nothing is copied any
- * more. */
+/* Copy between a GPU's memory and registered memory, or within either, and mark it.  Where this fails nothing is copied, unless
+ * the GPU counts as lost (-ENODEV) because the copy could not be marked. */
 int tly_device_copy(struct tly_device *d, enum tly_lane lane, void *to, const void *from, size_t bytes,
                     struct tly_mark **out);
 

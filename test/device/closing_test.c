@@ -18,25 +18,38 @@ static int begin(const struct gpu *g, tally_comm *c, const struct tensor *x, tal
     return tally_push_pull(c, "x", x->device, x->device, x->bytes / 4, TALLY_FLOAT32, TALLY_SUM, &o, op);
 }
 
+struct behind {
+    bool grouped;
+    const char *fault; /* of each rank's driver, once the communicator is open */
+    bool lost;         /* the GPU counts as lost, and still has the copy */
+};
+
 /* The application's stream is held until all have closed.  A lane waits for it, and the copy behind that has failed. */
 static int close_behind_a_stream(int rank, void *arg)
 {
-    const bool grouped = arg;
+    const struct behind *b = arg;
     struct gpu g;
     struct tensor x;
     tally_op *op;
-    open_gpu(&g, grouped ? rank : 0, "gpus=2 peers=0:1");
+    open_gpu(&g, b->grouped ? rank : 0, "gpus=2 peers=0:1");
     tally_comm *c = job_open();
     make(&x, 100000);
     memset(x.host, 0, x.bytes);
     upload(&g, &x);
     fake_cuda_hold(g.stream, 1);
-    fake_cuda_fail("cuMemcpyAsync:1");
-    CHECK(begin(&g, c, &x, &op) == 0);
-    CHECK(job_ends(op) != 0);
+    fake_cuda_fail(b->fault);
+    int err = begin(&g, c, &x, &op);
+    CHECK(!err || b->lost); /* the other rank's GPU has been lost already */
+    if (!err)
+        err = job_ends(op);
+    CHECK(b->lost ? err == -ENODEV : err != 0);
+    if (b->lost)
+        CHECK_HOLDS(tally_error(), "cuEventRecord failed");
     CHECK(tally_comm_close(c) == 0);
     fake_cuda_hold(g.stream, 0);
     CHECK(cuStreamSynchronize(g.stream) == 0);
+    if (b->lost)
+        return 0;
     unmake(&x);
     close_gpu(&g);
     return 0;
@@ -44,14 +57,19 @@ static int close_behind_a_stream(int rank, void *arg)
 
 static void streams_are_held_for_ever(void **state)
 {
-    struct job apart = {.ranks = 2, .main = close_behind_a_stream};
-    struct job grouped = {.ranks = 2,
-                          .machine = together,
-                          .main = close_behind_a_stream,
-                          .arg = &grouped,
-                          .settings = {"TALLY_GPU_GROUP=2"}};
-    job_run(&apart);
-    job_run(&grouped);
+    static const struct behind cases[] = {
+        {.fault = "cuMemcpyAsync:1"},
+        {.fault = "cuMemcpyAsync:1", .grouped = true},
+        {.fault = "cuEventRecord:2:2", .lost = true}, /* the first is at the submission */
+        {.fault = "cuEventRecord:2:2", .lost = true, .grouped = true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct job j = {.ranks = 2,
+                        .machine = cases[i].grouped ? together : NULL,
+                        .main = close_behind_a_stream,
+                        .arg = (void *)(uintptr_t)&cases[i],
+                        .settings = {"TALLY_GPU_GROUP=2"}};
+        job_run(&j);
+    }
 }
 
 /* Rank 1's submission finds that its GPU is lost, and the rank closes at once. */

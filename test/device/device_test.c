@@ -475,11 +475,13 @@ static void each_call_fails(void **state)
                 int err = everything();
                 more = fake_cuda_calls() >= at;
                 snprintf(said, sizeof said, "%s failed: ", calls[i]);
+                /* the first marks a stream of the application, the next ones work that the lane has been given */
+                const bool unmarked = at > 1 && strcmp(calls[i], "cuEventRecord") == 0;
                 if (!more)
                     assert_int_equal(err, 0);
                 else if (err == 0)
                     assert_true(at > 1); /* while all is given back */
-                else if (err != kinds[k].error || !says(said))
+                else if (err != (unmarked ? -ENODEV : kinds[k].error) || !says(said))
                     fail_msg("%s: %d (%s)", words, err, tly_error());
                 if (!more)
                     assert_int_equal(fake_cuda_left(), 0);

@@ -121,9 +121,11 @@ static int fail_midway(int rank, void *arg)
 
 static void inputs_fail_midway(void **state)
 {
-    static struct end ends[] = {{"cuMemcpyAsync:999:1", -ECANCELED},  {"cuMemcpyAsync:999:4", -ECANCELED},
-                                {"cuMemcpyAsync:999:11", -ECANCELED}, {"cuEventRecord:2:5", -ECANCELED},
-                                {"copy-to-GPU:999:1", -EIO},          {"copy-to-GPU:999:3", -EIO}};
+    static struct end ends[] = {{"cuMemcpyAsync:999:1", -ECANCELED},
+                                {"cuMemcpyAsync:999:4", -ECANCELED},
+                                {"cuMemcpyAsync:999:11", -ECANCELED},
+                                {"copy-to-GPU:999:1", -EIO},
+                                {"copy-to-GPU:999:3", -EIO}};
     for (size_t i = 0; i < 3 * sizeof ends / sizeof *ends; i++) {
         struct job j = {.ranks = i % 3 ? 2 : 1,
                         .machine = i % 3 == 2 ? together : NULL,
