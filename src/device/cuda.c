@@ -198,8 +198,10 @@ static int cuda_check(struct tly_device *d, const char *call, int code)
     bool fatal = cuda_is_fatal(code);
     snprintf(why, sizeof why, "%s: %s failed: %s (%d)%s", gpu, call, name, code,
              fatal ? "; this process cannot use the GPU any more" : "");
-    if (fatal && d)
+    if (fatal && d) {
         cuda_lose(d, why);
+        return tly_fail(ENODEV, "%s", d->why); /* or what was wrong before */
+    }
     return tly_fail(cuda_errno(code), "%s", why);
 }
 #define CALL(d, name, ...) cuda_check(d, #name, driver.name(__VA_ARGS__))
@@ -209,8 +211,6 @@ static int cuda_check(struct tly_device *d, const char *call, int code)
 static int cuda_enter(struct tly_device *d, int *mode)
 {
     *mode = CAPTURE_RELAXED;
-    if (atomic_load_explicit(&d->lost, memory_order_acquire))
-        return tly_fail(ENODEV, "%s", d->why);
     int err = CALL(d, cuThreadExchangeStreamCaptureMode, mode);
     if (!err && (err = CALL(d, cuCtxPushCurrent, d->context)) != 0)
         driver.cuThreadExchangeStreamCaptureMode(mode);
@@ -226,11 +226,22 @@ static int cuda_leave(int mode, int err)
     return err;
 }
 
+/* 0, or what has been the matter since the device was lost. */
+static int cuda_check_lost(struct tly_device *d)
+{
+    return atomic_load_explicit(&d->lost, memory_order_acquire) ? tly_fail(ENODEV, "%s", d->why) : 0;
+}
+
 /* The result of `work`, done in the device's context. */
-#define WITHIN(d, work) \
+#define WITHIN_EVEN_LOST(d, work) \
     ({ \
         int mode, within = cuda_enter(d, &mode); \
         within ? within : cuda_leave(mode, work); \
+    })
+#define WITHIN(d, work) \
+    ({ \
+        int lost = cuda_check_lost(d); \
+        lost ? lost : WITHIN_EVEN_LOST(d, work); \
     })
 
 static int cuda_start(void)
@@ -512,14 +523,15 @@ static int cuda_mark(struct tly_device *d, cuda_object stream, struct tly_mark *
     return err;
 }
 
+/* Work goes on after the GPU has been given up. */
 int tly_device_wait(struct tly_device *d, struct tly_mark *mark)
 {
     char why[TLY_SENTENCE];
-    int err = WITHIN(d, CALL(d, cuEventSynchronize, mark->event));
+    int err = WITHIN_EVEN_LOST(d, CALL(d, cuEventSynchronize, mark->event));
     if (!err || err == -ENODEV)
         return err;
     snprintf(why, sizeof why, "%s", tly_error());
-    if (WITHIN(d, CALL(d, cuEventSynchronize, mark->event)) != 0)
+    if (WITHIN_EVEN_LOST(d, CALL(d, cuEventSynchronize, mark->event)) != 0)
         err = cuda_lose(d, why);
     return tly_fail(-err, "%s", why);
 }

@@ -8,7 +8,8 @@
  * on the host.
  *
  * Failures: -errno, with a sentence that names the GPU and the driver's call.  After some failures (an illegal address, a
- * lost GPU) nothing in this process works on the GPU any more: they and all later calls return -ENODEV, with the first sentence.
+ * lost GPU) nothing in this process works on the GPU any more: they and all later calls but tly_device_wait() return -ENODEV, with
+ * the first sentence.
  *
  * Threads: all calls may come from any thread, at the same time.  No call after a fork in the child. */
 #ifndef TLY_DEVICE_H
@@ -94,8 +95,8 @@ int tly_device_sum(struct tly_device *d, enum tly_lane lane, const struct tly_re
 /* The work so far in a stream of the application, a CUstream (NULL: the legacy default stream).  -EINVAL: the stream is being
  * captured into a graph, or is CU_STREAM_PER_THREAD. */
 int tly_device_mark_stream(struct tly_device *d, void *stream, struct tly_mark **out);
-/* Sleep until the marked work has ended.  -errno: it has failed, and uses no memory any more.  If the driver cannot wait, even
- * when asked twice, the GPU counts as lost (-ENODEV), and the work may go on. */
+/* Sleep until the marked work has ended, also on a GPU that counts as lost.  -errno: it has failed, and uses no memory any more.  If
+ * the driver cannot wait, even when asked twice, the GPU counts as lost (-ENODEV), and the work may go on. */
 int tly_device_wait(struct tly_device *d, struct tly_mark *mark);
 /* Longest wait for work that must end, in seconds; less than a silent rank is given. */
 enum { TLY_DEVICE_HANGS_S = 3 };

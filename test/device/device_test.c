@@ -242,6 +242,37 @@ static void a_close_waits_for_no_stream(void **state)
     assert_int_equal(fake_cuda_left(), 0);
 }
 
+/* The GPU is given up because a lane waits for a stream that is held.  What another lane copies can be awaited nevertheless. */
+static void other_lanes_go_on_after_a_give_up(void **state)
+{
+    struct tly_device *d = open_with("gpus=1", 0);
+    uint8_t *host = pages(PAGE), *x = alloc(d, PAGE);
+    void *context, *stream, *y;
+    struct tly_mark *held, *mark;
+    assert_int_equal(cuDevicePrimaryCtxRetain(&context, 0), 0);
+    assert_int_equal(cuCtxPushCurrent_v2(context), 0);
+    assert_int_equal(cuStreamCreate(&stream, 1), 0);
+    assert_int_equal(tly_device_register(d, host, PAGE), 0);
+    memset(host, 7, PAGE);
+    fake_cuda_hold(stream, 1);
+    assert_int_equal(cuMemcpyAsync((uintptr_t)x, (uintptr_t)x, PAGE, stream), 0);
+    assert_int_equal(tly_device_mark_stream(d, stream, &held), 0);
+    assert_int_equal(tly_device_after(d, TLY_LANE_OUT, held), 0);
+    tly_device_unmark(d, held);
+    assert_int_equal(tly_device_copy(d, TLY_LANE_IN, x, host, PAGE, &mark), 0);
+    assert_int_equal(tly_device_give_up(d), -ENODEV);
+    assert_int_equal(tly_device_alloc(d, 64, &y), -ENODEV);
+    assert_int_equal(tly_device_wait(d, mark), 0);
+    assert_memory_equal(fake_cuda_data(x), host, PAGE);
+    tly_device_unmark(d, mark);
+    fake_cuda_hold(stream, 0);
+    assert_int_equal(cuCtxPopCurrent_v2(&context), 0);
+    assert_int_equal(cuDevicePrimaryCtxRelease_v2(0), 0);
+    tly_device_close(d);
+    fake_cuda_reset();
+    munmap(host, PAGE);
+}
+
 /* --- bits ----------------------------------------------------------------------------------------------- */
 
 static uint64_t seed = 88172645463325252u;
@@ -610,6 +641,7 @@ int main(void)
         cmocka_unit_test(captured_streams),
         cmocka_unit_test(default_streams),
         cmocka_unit_test(a_close_waits_for_no_stream),
+        cmocka_unit_test(other_lanes_go_on_after_a_give_up),
         cmocka_unit_test(sums_have_the_hosts_bits),
         cmocka_unit_test(sums_reach_the_host),
         cmocka_unit_test(other_reductions_are_the_hosts),
