@@ -1,4 +1,4 @@
-/* media_test.c - what only some media do, and which of them is taken: offers and late completion, faults that are found,
+/* media_test.c - what only some media do, and which of them is taken: memory that must be announced, faults that are found,
  * what links cost without a medium, the order in which media are tried. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,91 +30,6 @@ static void open_both(void)
     ends_dial();
     ends_until(&x.a.opened, 1);
     ends_until(&x.b.opened, 1);
-}
-
-static int offer(const struct parcel *p)
-{
-    int i = (int)(p - x.parcels);
-    const struct tly_offer o = {.type = TLY_PUSH,
-                                .key = ends_key(i),
-                                .round = (uint32_t)i,
-                                .to = p->place,
-                                .length = p->len,
-                                .token = p};
-    tly_loop_lock(&x.loop);
-    int err = tly_link_offer(x.b.link, &o);
-    tly_loop_unlock(&x.loop);
-    return err;
-}
-
-/* Where the place was offered payloads land before their frames; memory that was announced is all that is used. */
-static void test_offers(void **state)
-{
-    for (uint32_t seed = 1; seed <= 20; seed++) {
-        ends_use(&late);
-        tly_pair_facts();
-        tly_pair_seed(seed);
-        ends_start(NULL);
-        open_both();
-        tly_loop_lock(&x.loop);
-        for (int i = 0; i < 20; i++)
-            ends_add(1 + (uint32_t)i * 3001, PLACE);
-        tly_loop_unlock(&x.loop);
-        for (int i = 0; i < 20; i += 2)
-            assert_int_equal(offer(&x.parcels[i]), 0);
-        ends_until(&x.arrived, 20);
-        ends_until(&x.sent, 20);
-        struct tly_pair_facts f = tly_pair_facts();
-        assert_int_equal(f.early, 10);
-        assert_int_equal(f.unannounced, 0);
-        ends_stop();
-    }
-}
-
-/* An offer that is taken back: nothing lands there, whenever that happens. */
-static void test_an_offer_is_taken_back(void **state)
-{
-    enum { LEN = 50000 };
-    int begun = 0;
-    for (uint32_t turns = 0; turns < 30; turns++) {
-        ends_use(&late);
-        tly_pair_seed(turns);
-        ends_start(NULL);
-        open_both();
-        tly_loop_lock(&x.loop);
-        ends_add(LEN, PLACE);
-        tly_loop_unlock(&x.loop);
-        assert_int_equal(offer(&x.parcels[0]), 0);
-        for (uint32_t i = 0; i < turns && !x.b.headers; i++)
-            tly_loop_turn(&x.loop, 1);
-        if (!x.b.headers) {
-            int written = 0;
-            tly_loop_lock(&x.loop);
-            for (int i = 0; i < LEN; i++)
-                written += x.parcels[0].place[i] != UNTOUCHED;
-            begun += written > 0;
-            tly_link_sink(x.b.link, &x.parcels[0]);
-            x.parcels[0].where = NOWHERE;
-            memset(x.parcels[0].place, UNTOUCHED, LEN);
-            tly_loop_unlock(&x.loop);
-        }
-        ends_until(&x.arrived, 1);
-        for (int i = 0; i < LEN && x.parcels[0].where == NOWHERE; i++)
-            assert_int_equal(x.parcels[0].place[i], UNTOUCHED);
-        ends_stop();
-    }
-    assert_true(begun > 0); /* some of it was there already */
-}
-
-static void test_other_media_take_no_offer(void **state)
-{
-    ends_use(&tcp);
-    ends_start(NULL);
-    open_both();
-    ends_add(100, PLACE);
-    assert_int_equal(offer(&x.parcels[0]), -ENOTSUP);
-    ends_until(&x.arrived, 1);
-    ends_stop();
 }
 
 /* Memory that nobody has announced is found out. */
@@ -308,9 +223,6 @@ static void test_endpoints(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_offers),
-        cmocka_unit_test(test_an_offer_is_taken_back),
-        cmocka_unit_test(test_other_media_take_no_offer),
         cmocka_unit_test(test_unannounced_memory),
         cmocka_unit_test(test_null),
         cmocka_unit_test(test_faults),

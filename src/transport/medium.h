@@ -15,7 +15,7 @@
  *     that was not, and for packets that the link makes itself (control frames), it uses buffers of its own, at the cost of
  *     a copy.
  *   - Bytes of a payload land in any order, unless the medium says `in_order`.
- *   - A medium writes nowhere but where begin() or an offer says, and never once close() or retract() has returned.
+ *   - A medium writes nowhere but where begin() says, and never once close() has returned.
  *   - Once close() or detach() has returned nobody reads this end's memory any more.
  *
  * All calls and callbacks run under the loop's lock.  Between enter() and leave() the channel stays allocated, though
@@ -167,8 +167,6 @@ struct tly_medium {
     int (*detach)(struct tly_channel *c, const void *token); /* read this payload no more; -ENOMEM */
     int (*announce)(const void *base, size_t bytes, void **out);
     void (*withdraw)(void *announced);
-    int (*offer)(struct tly_channel *c, const struct tly_offer *offer);
-    void (*retract)(struct tly_channel *c, const void *token);
     const struct tly_lending *lending; /* NULL: all payloads are sent */
     const struct tly_network *network; /* NULL: nothing is between the ends */
 };

@@ -13,12 +13,10 @@
  *     know.
  *   - A payload may be changed or freed after sent(), which means that nobody reads it any more.  That the medium has
  *     taken the frame is not enough.
- *   - A payload lands where header() says, or where an offer has said before the frame came (tly_link_offer).
+ *   - A payload lands where header() says.
  *   - When tly_link_destroy() has returned nothing lands any more, and nobody reads the user's memory.
  *
- * Announcements and offers are for RDMA, which is not built.  No medium of the library needs them and nothing outside
- * src/transport/ makes them; the test medium `late` uses both.  The change that adds the medium has to add the calls: the
- * pool of a service and the tensors of a rank are announced, and a rank offers the place of each result.
+ * Announcements are for RDMA, and nothing outside src/transport/ makes them yet.
  *
  * All calls and callbacks run under the loop's lock. */
 #ifndef TLY_TRANSPORT_H
@@ -147,19 +145,6 @@ struct tly_memory;
 int tly_memory_announce(const void *base, size_t bytes, struct tly_memory **out);
 void tly_memory_withdraw(struct tly_memory *m); /* NULL is accepted */
 
-/* For RDMA; only tests call this today.  Where the payloads of a part will belong that has not come yet: of frames of this
- * type, key, round and part. */
-struct tly_offer {
-    uint32_t type, round, part;
-    uint64_t key;
-    uint8_t *to;     /* announced; nothing there is needed any more */
-    uint32_t length; /* of the part */
-    const void *token;
-};
-/* The peer may land a part before its frames come, in any order; header() must then say the same place, and not
- * in_blocks.  tly_link_sink() takes the offer back.  -ENOTSUP: this medium asks header() alone. */
-int tly_link_offer(struct tly_link *l, const struct tly_offer *offer);
-
 /* Send what next() has now.  The loop does so by itself before it sleeps; this is for another thread that
  * holds the lock.  closed() may follow at once. */
 void tly_link_flush(struct tly_link *l);
@@ -185,7 +170,7 @@ void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, ui
  * be called at any time, also inside next(): who knows that a frame will follow has the counts wait for it. */
 void tly_link_set_pace(struct tly_link *l, uint32_t bytes, uint32_t ms);
 
-/* Whoever landed with this token does not want the rest: drop it.  Offers with this token are taken back. */
+/* Whoever landed with this token does not want the rest: drop it. */
 void tly_link_sink(struct tly_link *l, const void *token);
 /* What lands just now and how much of it is in place, in whole 64-byte blocks; also in closed().  NULL: nothing, or nobody
  * wants it. */

@@ -13,7 +13,6 @@ CALLED_BY_TESTS_ALONE = {
     "tly_stage_register": "and a stage",
     "tly_verbs_load": "for RDMA",
     "tly_memory_announce": "for a medium that must register memory (RDMA)",
-    "tly_link_offer": "for a medium that places payloads by itself (RDMA)",
     "tly_reduce_variant": "benchmarks and failed tests name the variant",
 }
 

@@ -354,18 +354,6 @@ static void shut(struct tly_door *door)
     free(d);
 }
 
-/* --- memory, of the inner medium ----------------------------------------------------------------- */
-
-static int offer_inside(struct tly_channel *c, const struct tly_offer *o)
-{
-    return around->offer(faulty_of(c)->inner, o);
-}
-
-static void retract_inside(struct tly_channel *c, const void *token)
-{
-    around->retract(faulty_of(c)->inner, token);
-}
-
 const struct tly_medium *tly_fault_wrap(const struct tly_medium *inner, const struct tly_faults *faults,
                                         uint32_t seed)
 {
@@ -387,8 +375,6 @@ const struct tly_medium *tly_fault_wrap(const struct tly_medium *inner, const st
         .close = close_channel,
         .destroy = destroy,
         .announce = inner->announce,
-        .withdraw = inner->withdraw,
-        .offer = inner->offer ? offer_inside : NULL,
-        .retract = inner->retract ? retract_inside : NULL};
+        .withdraw = inner->withdraw};
     return &fault;
 }

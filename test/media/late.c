@@ -1,5 +1,5 @@
-/* late.c - a test medium that is to links what RDMA would be: payloads are read late, land in pieces in any order, before
- * their frame where the place was offered, and are completed some time after they have arrived. */
+/* late.c - a test medium that does all that a network card may: payloads are read late, land in pieces in any order, and are
+ * completed some time after they have arrived. */
 #include "test/media/pair.h"
 #include "test/media/testing.h"
 
@@ -29,6 +29,4 @@ const struct tly_medium tly_late = {
     .detach = tly_pair_detach,
     .announce = tly_pair_announce,
     .withdraw = tly_pair_withdraw,
-    .offer = tly_pair_offer,
-    .retract = tly_pair_retract,
 };

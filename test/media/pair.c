@@ -2,7 +2,7 @@
  *
  * flights: the packets that were handed over and are not completed, in their order.  Each turn of the loop takes the
  * first one that has not arrived a step further:
- *   WAITING   its turns pass; where its place was offered, the payload lands meanwhile
+ *   WAITING   its turns pass
  *   LANDING   the receiver has said where it belongs; pieces of it land
  *   ARRIVED   it lingers, and is completed when those before it are
  * Payloads are read when they land, not when they are handed over, as a network card does. */
@@ -16,9 +16,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "wire/pack.h"
-
-enum { MOST_OFFERS = 64 };
 
 struct door {
     struct tly_door base;
@@ -31,11 +28,9 @@ enum stage { WAITING, LANDING, ARRIVED };
 struct flight {
     struct tly_list node;
     struct tly_packet packet; /* as it was handed over; its payload is the link's */
-    uint64_t key;
     enum stage stage;
     uint32_t turns;
     uint8_t *bounce; /* owned: of a payload that was taken away */
-    uint8_t *early;  /* where it lands before the receiver is asked; NULL: nowhere */
     uint32_t *order; /* owned: of its pieces */
     uint32_t pieces, done;
 };
@@ -49,10 +44,7 @@ struct pair {
     char where[TLY_ENDPOINT];
     bool dialled, met, closed;
     struct tly_list flights;
-    uint64_t key;           /* of the last packet that had one */
     struct tly_arrival *in; /* of the peer's flight that lands */
-    struct tly_offer offers[MOST_OFFERS];
-    uint32_t offer_count;
 };
 
 /* Doors and announced memory of the process. */
@@ -175,34 +167,12 @@ static void land(const struct pair *p, struct flight *f, uint8_t *to)
     }
 }
 
-static const struct tly_offer *find_offer(const struct pair *p, const struct flight *f)
-{
-    const uint8_t *h = f->packet.header;
-    for (uint32_t i = 0; i < p->offer_count; i++) {
-        const struct tly_offer *o = &p->offers[i];
-        uint32_t offset = tly_get32(h + 28);
-        if (o->type == h[5] && o->key == f->key && o->part == tly_get32(h + 12) &&
-            o->round == tly_get32(h + 36) && offset <= o->length && f->packet.len <= o->length - offset)
-            return o;
-    }
-    return NULL;
-}
-
 /* The packet is about to come. */
 static void wait(struct pair *p, struct flight *f)
 {
-    const struct tly_offer *o = f->early ? NULL : find_offer(p->peer, f);
-    if (o) {
-        f->early = o->to + tly_get32(f->packet.header + 28);
-        check_announced(f->early, f->packet.len);
-        if (cut(f, p->how->piece) != 0)
-            f->early = NULL;
-    }
-    if (f->early)
-        land(p, f, f->early);
     if (f->turns > 0)
         f->turns--;
-    if (f->turns > 0 || (f->early && f->done < f->pieces))
+    if (f->turns > 0)
         return;
     struct pair *to = p->peer;
     to->base.up->heard(to->base.user, f->packet.head + f->packet.len);
@@ -216,13 +186,6 @@ static void wait(struct pair *p, struct flight *f)
         return;
     }
     f->stage = LANDING;
-    if (f->early && to->in->to == f->early) {
-        pthread_mutex_lock(&lock);
-        facts.early++;
-        pthread_mutex_unlock(&lock);
-        return;
-    }
-    f->early = NULL;
     if (to->in->to && to->in->users)
         check_announced(to->in->to, f->packet.len);
     if (cut(f, p->how->piece) != 0)
@@ -232,8 +195,7 @@ static void wait(struct pair *p, struct flight *f)
 static void go_on_landing(struct pair *p, struct flight *f)
 {
     struct pair *to = p->peer;
-    if (!f->early)
-        land(p, f, to->in->to);
+    land(p, f, to->in->to);
     if (f->done < f->pieces)
         return;
     f->stage = ARRIVED;
@@ -373,9 +335,6 @@ int tly_pair_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n)
         f->packet = packet[i];
         if (f->packet.payload == packet[i].reference)
             f->packet.payload = f->packet.reference;
-        if (f->packet.head == TLY_FRAME_BYTES)
-            p->key = tly_get64(f->packet.header + TLY_FRAME_LEAST);
-        f->key = p->key;
         f->turns = 1 + draw(p->how->wait + 1);
         if (f->packet.token && f->packet.len)
             check_announced(f->packet.payload, f->packet.len);
@@ -400,37 +359,6 @@ int tly_pair_detach(struct tly_channel *c, const void *token)
         f->packet.payload = f->bounce;
     }
     return 0;
-}
-
-int tly_pair_offer(struct tly_channel *c, const struct tly_offer *offer)
-{
-    struct pair *p = pair_of(c);
-    if (p->offer_count == MOST_OFFERS)
-        return -ENOSPC;
-    p->offers[p->offer_count++] = *offer;
-    return 0;
-}
-
-void tly_pair_retract(struct tly_channel *c, const void *token)
-{
-    struct pair *p = pair_of(c);
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < p->offer_count; i++) {
-        const struct tly_offer *o = &p->offers[i];
-        if (o->token != token) {
-            p->offers[kept++] = *o;
-            continue;
-        }
-        for (struct tly_list *n = p->peer ? p->peer->flights.next : NULL; n && n != &p->peer->flights;
-             n = n->next) {
-            struct flight *f = tly_list_entry(n, struct flight, node);
-            if (f->early >= o->to && f->early < o->to + o->length) {
-                f->early = NULL; /* from here on it lands where begin() says, from its first byte on */
-                f->done = 0;
-            }
-        }
-    }
-    p->offer_count = kept;
 }
 
 void tly_pair_close(struct tly_channel *c)

@@ -22,18 +22,16 @@ int tly_pair_dial(const struct tly_medium *medium, const struct tly_pair_conduct
 int tly_pair_start(struct tly_channel *c);
 int tly_pair_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n);
 int tly_pair_detach(struct tly_channel *c, const void *token);
-int tly_pair_offer(struct tly_channel *c, const struct tly_offer *offer);
-void tly_pair_retract(struct tly_channel *c, const void *token);
 void tly_pair_close(struct tly_channel *c);
 void tly_pair_destroy(struct tly_channel *c);
 
 int tly_pair_announce(const void *base, size_t bytes, void **out);
 void tly_pair_withdraw(void *announced);
 
-/* Since the last call, of all pairs: payloads that were read from, or landed in, memory that was not announced; payloads
- * that landed before their frames came; packets and bytes of payloads that have come. */
+/* Since the last call, of all pairs: payloads that were read from, or landed in, memory that was not announced; packets
+ * and bytes of payloads that have come. */
 struct tly_pair_facts {
-    uint32_t unannounced, early, packets;
+    uint32_t unannounced, packets;
     uint64_t bytes;
 };
 struct tly_pair_facts tly_pair_facts(void);

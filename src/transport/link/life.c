@@ -128,16 +128,8 @@ void tly_link_set_pace(struct tly_link *l, uint32_t bytes, uint32_t ms)
     l->pace_ns = ms * TLY_MS;
 }
 
-int tly_link_offer(struct tly_link *l, const struct tly_offer *offer)
-{
-    bool can = l->state == TLY_LINK_OPEN && tly_link_via(l)->offer && !l->checksum;
-    return can ? tly_link_via(l)->offer(l->channel, offer) : -ENOTSUP;
-}
-
 void tly_link_sink(struct tly_link *l, const void *token)
 {
-    if (l->state != TLY_LINK_CLOSED && tly_link_via(l)->retract)
-        tly_link_via(l)->retract(l->channel, token);
     if (!l->in.coming || l->land.token != token)
         return;
     l->in.to = l->land.to = NULL;
