@@ -47,6 +47,87 @@ static void test_unannounced_memory(void **state)
     ends_stop();
 }
 
+/* A set-up that fails ends both links, and no frame comes before the end that finds fault is open. */
+static void test_setup(void **state)
+{
+    static const char ended[] = "connection ended while its medium was set up";
+    static const struct {
+        enum tly_pair_lapse lapse;
+        const char *a, *b; /* what each end's user hears */
+    } lapses[] = {
+        {TLY_PAIR_CANNOT, "a pair is too much", "connection ended in the handshake"},
+        {TLY_PAIR_GARBLED, ended, "no pair"},
+        {TLY_PAIR_TWICE, "connection ended", "the set-up of its medium twice"},
+        {TLY_PAIR_HASTY, ended, "a frame before the medium is set up"},
+        {TLY_PAIR_EMPTY, ended, "ready without a set-up of its medium"},
+    };
+    for (size_t i = 0; i < sizeof lapses / sizeof *lapses; i++) {
+        ends_use(&late);
+        tly_pair_set_lapse(lapses[i].lapse);
+        ends_start(NULL);
+        ends_add(100, PLACE);
+        ends_dial();
+        ends_until(&x.a.closed, 1);
+        ends_until(&x.b.closed, 1);
+        assert_int_equal(x.b.opened + x.arrived, 0);
+        assert_string_equal(x.a.why, lapses[i].a);
+        assert_string_equal(x.b.why, lapses[i].b);
+        ends_stop();
+    }
+    tly_pair_set_lapse(TLY_PAIR_NONE);
+}
+
+static int cannot_propose(struct tly_channel *c, uint8_t out[TLY_SETUP_BYTES], const char **why)
+{
+    *why = "no card here\x1b";
+    return -ENODEV;
+}
+
+static int propose_something(struct tly_channel *c, uint8_t out[TLY_SETUP_BYTES], const char **why)
+{
+    out[0] = 1;
+    return 1;
+}
+
+/* Over a socket the peer hears why this end cannot go on. */
+static void test_setup_is_refused_in_words(void **state)
+{
+    static const struct tly_setup cannot = {.propose = cannot_propose}, can = {.propose = propose_something};
+    struct tly_medium of_a = tly_tcp, of_b = tly_tcp;
+    of_a.setup = &cannot;
+    of_b.setup = &can;
+    ends_use(&tcp);
+    ends_start(NULL);
+    ends_dial();
+    while (!x.b.link)
+        tly_loop_turn(&x.loop, 1);
+    x.a.link->channel->medium = &of_a; /* before the handshake is over */
+    x.b.link->channel->medium = &of_b;
+    ends_until(&x.a.closed, 1);
+    ends_until(&x.b.closed, 1);
+    assert_string_equal(x.a.why, "no card here\x1b");
+    assert_string_equal(x.b.why, "no card here?");
+    assert_int_equal(x.a.err, ENODEV);
+    assert_int_equal(x.b.err, ENOTSUP);
+    ends_stop();
+}
+
+/* Where there is nothing to set up, words on it are no frame. */
+static void test_setup_out_of_place(void **state)
+{
+    ends_use(&tcp);
+    ends_start(NULL);
+    open_both();
+    struct tly_outgoing o = {.frame = {.type = TLY_SETUP}};
+    tly_loop_lock(&x.loop);
+    tly_link_append(x.a.link, &o);
+    tly_link_push(x.a.link);
+    tly_loop_unlock(&x.loop);
+    ends_until(&x.b.closed, 1);
+    assert_string_equal(x.b.why, "a second handshake");
+    ends_stop();
+}
+
 /* Nothing is moved, and all is counted. */
 static void test_null(void **state)
 {
@@ -224,6 +305,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_unannounced_memory),
+        cmocka_unit_test(test_setup),
+        cmocka_unit_test(test_setup_is_refused_in_words),
+        cmocka_unit_test(test_setup_out_of_place),
         cmocka_unit_test(test_null),
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_the_best_that_connects),

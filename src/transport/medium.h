@@ -132,6 +132,20 @@ struct tly_lending {
     void (*returned)(struct tly_channel *c, uint64_t id);
 };
 
+/* How a channel goes on after the handshake, for a medium that needs words with the peer before it carries frames.  They go as
+ * the handshake did, keyed as all frames are.  Each end proposes, accepts what the other has proposed, and says that it is
+ * ready.  Once both are, begin() is called and the link is open.  Each returns a negative errno with *why, a static
+ * string, if the medium cannot go on; the peer is told. */
+enum { TLY_SETUP_BYTES = 256 };
+struct tly_setup {
+    /* What the peer has to know.  Returns its bytes. */
+    int (*propose)(struct tly_channel *c, uint8_t out[TLY_SETUP_BYTES], const char **why);
+    /* The peer's proposal.  On success this end takes what the peer sends by the new way. */
+    int (*accept)(struct tly_channel *c, const uint8_t *in, uint32_t bytes, const char **why);
+    /* All packets go the new way from here on. */
+    int (*begin)(struct tly_channel *c, const char **why);
+};
+
 /* What is between the two ends of a channel, if anything is.  Each function may be called at any time before close(). */
 struct tly_network {
     void (*address)(const struct tly_channel *c, bool remote, struct sockaddr_storage *out);
@@ -167,6 +181,7 @@ struct tly_medium {
     int (*detach)(struct tly_channel *c, const void *token); /* read this payload no more; -ENOMEM */
     int (*announce)(const void *base, size_t bytes, void **out);
     void (*withdraw)(void *announced);
+    const struct tly_setup *setup;     /* NULL: the link is open when the handshake is over */
     const struct tly_lending *lending; /* NULL: all payloads are sent */
     const struct tly_network *network; /* NULL: nothing is between the ends */
 };

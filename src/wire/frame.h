@@ -80,6 +80,8 @@ enum tly_frame_type {
     TLY_RETURN, /* between the links' ends: what lies in your memory has been read */
     TLY_MEASURE, /* what network cards carry: coordinator <-> member, member <-> service (membership/measure.h) */
     TLY_JOINED, /* a rank takes part in nothing until all ranks have joined; coordinator -> member: all have */
+    TLY_SETUP, /* between the links' ends, before the first frame of their users: how the medium goes on (medium.h); empty:
+                * ready; MARK: this end cannot, and why */
     TLY_FRAME_TYPES
 };
 

@@ -47,6 +47,7 @@ static const struct types_rule rules[TLY_FRAME_TYPES] = {
     [TLY_RETURN] = {LINK, TLY_MAX_CONTROL},
     [TLY_MEASURE] = {WATCHED | OF_MEMBER | TO_MEMBER, TLY_MAX_CONTROL},
     [TLY_JOINED] = {TO_SERVICE | OF_RANK | TO_MEMBER, TLY_MAX_CONTROL},
+    [TLY_SETUP] = {LINK, TLY_MAX_CONTROL},
 };
 
 bool tly_frame_is_type(int type)

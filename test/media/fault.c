@@ -354,6 +354,26 @@ static void shut(struct tly_door *door)
     free(d);
 }
 
+/* --- the inner medium's set-up ------------------------------------------------------------------- */
+
+static int propose_inside(struct tly_channel *c, uint8_t out[TLY_SETUP_BYTES], const char **why)
+{
+    return around->setup->propose(faulty_of(c)->inner, out, why);
+}
+
+static int accept_inside(struct tly_channel *c, const uint8_t *in, uint32_t bytes, const char **why)
+{
+    return around->setup->accept(faulty_of(c)->inner, in, bytes, why);
+}
+
+static int begin_inside(struct tly_channel *c, const char **why)
+{
+    return around->setup->begin(faulty_of(c)->inner, why);
+}
+
+static const struct tly_setup setup_inside = {
+    .propose = propose_inside, .accept = accept_inside, .begin = begin_inside};
+
 const struct tly_medium *tly_fault_wrap(const struct tly_medium *inner, const struct tly_faults *faults,
                                         uint32_t seed)
 {
@@ -374,6 +394,7 @@ const struct tly_medium *tly_fault_wrap(const struct tly_medium *inner, const st
         .send = send_packets,
         .close = close_channel,
         .destroy = destroy,
+        .setup = inner->setup ? &setup_inside : NULL,
         .announce = inner->announce,
         .withdraw = inner->withdraw};
     return &fault;

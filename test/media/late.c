@@ -1,4 +1,4 @@
-/* late.c - a test medium that does all that a network card may: payloads are read late, land in pieces in any order, and are
+/* late.c - a test medium that does all that a network card may: its ends have words before the first frame, payloads are read late, land in pieces in any order, and are
  * completed some time after they have arrived. */
 #include "test/media/pair.h"
 #include "test/media/testing.h"
@@ -27,6 +27,7 @@ const struct tly_medium tly_late = {
     .close = tly_pair_close,
     .destroy = tly_pair_destroy,
     .detach = tly_pair_detach,
+    .setup = &tly_pair_setup,
     .announce = tly_pair_announce,
     .withdraw = tly_pair_withdraw,
 };

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "transport/link/link.h"
 
 struct door {
     struct tly_door base;
@@ -43,6 +44,7 @@ struct pair {
     struct pair *peer; /* NULL: not yet, or it has ended */
     char where[TLY_ENDPOINT];
     bool dialled, met, closed;
+    bool accepted, begun; /* of its set-up */
     struct tly_list flights;
     struct tly_arrival *in; /* of the peer's flight that lands */
 };
@@ -51,6 +53,7 @@ struct pair {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below */
 static struct tly_list doors = {&doors, &doors}, announced = {&announced, &announced};
 static uint32_t last_door, state = 1;
+static enum tly_pair_lapse lapse;
 static struct tly_pair_facts facts;
 
 struct stretch {
@@ -310,6 +313,63 @@ int tly_pair_start(struct tly_channel *c)
     tly_loop_hook(p->loop, &p->hook);
     return 0;
 }
+
+/* --- set-up -------------------------------------------------------------------------------------- */
+
+static const char proposal[] = "a pair";
+
+void tly_pair_set_lapse(enum tly_pair_lapse l)
+{
+    lapse = l;
+}
+
+/* A frame that the link would not send now. */
+static void send_early(struct tly_link *l, int type, const char *payload)
+{
+    struct tly_outgoing o = {.frame = {.type = (uint8_t)type, .payload = (uint32_t)strlen(payload)},
+                             .payload = payload};
+    tly_link_append(l, &o);
+}
+
+static int propose(struct tly_channel *c, uint8_t out[TLY_SETUP_BYTES], const char **why)
+{
+    const struct pair *p = pair_of(c);
+    enum tly_pair_lapse does = p->dialled ? lapse : TLY_PAIR_NONE;
+    if (does == TLY_PAIR_CANNOT) {
+        *why = "a pair is too much";
+        return -ENOMEM;
+    }
+    if (does == TLY_PAIR_TWICE || does == TLY_PAIR_EMPTY)
+        send_early(c->user, TLY_SETUP, does == TLY_PAIR_TWICE ? proposal : "");
+    if (does == TLY_PAIR_HASTY)
+        send_early(c->user, TLY_BEAT, "");
+    memcpy(out, proposal, strlen(proposal));
+    out[0] = does == TLY_PAIR_GARBLED ? 'b' : proposal[0];
+    return (int)strlen(proposal);
+}
+
+static int accept_proposal(struct tly_channel *c, const uint8_t *in, uint32_t bytes, const char **why)
+{
+    struct pair *p = pair_of(c);
+    if (bytes != strlen(proposal) || memcmp(in, proposal, bytes) != 0) {
+        *why = "no pair";
+        return -EPROTO;
+    }
+    p->accepted = true;
+    return 0;
+}
+
+static int begin_new_way(struct tly_channel *c, const char **why)
+{
+    struct pair *p = pair_of(c);
+    if (!p->accepted || p->begun || !p->peer->accepted)
+        abort(); /* the link asks in this order, and once */
+    p->begun = true;
+    return 0;
+}
+
+const struct tly_setup tly_pair_setup = {
+    .propose = propose, .accept = accept_proposal, .begin = begin_new_way};
 
 int tly_pair_dial(const struct tly_medium *medium, const struct tly_pair_conduct *how,
                   const struct tly_dial *d, struct tly_channel **out)

@@ -25,6 +25,19 @@ int tly_pair_detach(struct tly_channel *c, const void *token);
 void tly_pair_close(struct tly_channel *c);
 void tly_pair_destroy(struct tly_channel *c);
 
+/* Both ends propose a text, and take nothing before they have accepted the peer's. */
+extern const struct tly_setup tly_pair_setup;
+/* What the dialled end does instead, if anything. */
+enum tly_pair_lapse {
+    TLY_PAIR_NONE,
+    TLY_PAIR_CANNOT,  /* it has no proposal */
+    TLY_PAIR_GARBLED, /* it proposes what no peer accepts */
+    TLY_PAIR_TWICE,   /* it proposes twice */
+    TLY_PAIR_HASTY,   /* it sends a frame first, */
+    TLY_PAIR_EMPTY,   /* or is ready without a proposal */
+};
+void tly_pair_set_lapse(enum tly_pair_lapse lapse);
+
 int tly_pair_announce(const void *base, size_t bytes, void **out);
 void tly_pair_withdraw(void *announced);
 

@@ -20,7 +20,7 @@ void tly_link_note_heard(struct tly_link *l)
 
 void tly_link_look_alive(struct tly_link *l)
 {
-    if (l->state == TLY_LINK_CONNECTING || l->state == TLY_LINK_SHAKING) {
+    if (l->state < TLY_LINK_OPEN) {
         if (l->loop->awake > l->deadline)
             tly_link_end(l, ETIMEDOUT,
                          l->state == TLY_LINK_CONNECTING ? "no answer" : "no answer in the handshake");

@@ -64,7 +64,13 @@ static int link_in_find_place(struct tly_link *l, const char **why)
             return -EPROTO;
         }
         l->land.control = true;
-    } else if (l->frame.type == TLY_HELLO) {
+    } else if (l->state == TLY_LINK_SETTING_UP) {
+        if (l->frame.type != TLY_SETUP || l->frame.payload > TLY_SETUP_BYTES) {
+            *why = "a frame before the medium is set up";
+            return -EPROTO;
+        }
+        l->land.control = true;
+    } else if (l->frame.type == TLY_HELLO || l->frame.type == TLY_SETUP) {
         *why = "a second handshake";
         return -EPROTO;
     } else {
@@ -99,8 +105,8 @@ static int link_in_begin_shown(struct tly_link *l, const char **why)
 static int link_in_begin(struct tly_link *l, const uint8_t *header, const char **why)
 {
     static const uint8_t zero[TLY_FRAME_KEY_BYTES];
-    bool open = l->state == TLY_LINK_OPEN;
-    int err = tly_frame_decode(header, open ? l->hello.receive_key : zero, l->receive_seq, &l->received,
+    bool open = l->state == TLY_LINK_OPEN, keyed = open || l->state == TLY_LINK_SETTING_UP;
+    int err = tly_frame_decode(header, keyed ? l->hello.receive_key : zero, l->receive_seq, &l->received,
                                &l->frame, why);
     if (err)
         return err;
@@ -197,6 +203,8 @@ static int link_in_complete(struct tly_link *l, const char **why)
     int err = 0;
     if (l->state == TLY_LINK_SHAKING)
         tly_link_on_hello(l);
+    else if (l->state == TLY_LINK_SETTING_UP)
+        err = tly_link_on_setup(l, why);
     else if (l->frame.type == TLY_RETURN)
         tly_link_via(l)->lending->returned(l->channel, l->frame.key);
     else if (l->frame.flags & TLY_SHOWN)

@@ -2,7 +2,7 @@
  *
  *   session.c     the callbacks of channel and loop, dial and accept; uses all below
  *   in.c          frames in: sequence, keyed check, landing, checksums, payloads that are shown
- *   handshake.c   HELLO until the link is open
+ *   handshake.c   HELLO, and the medium's set-up, until the link is open
  *   alive.c       signs of life, asked for and given
  *   out.c         frames out: the ring of packets, counts, detach
  *   life.c        state, end, what users ask of any link
@@ -19,7 +19,13 @@ enum {
     TLY_GAP_MS = 2000,           /* a silence that is remembered */
 };
 
-enum tly_link_state { TLY_LINK_CONNECTING, TLY_LINK_SHAKING, TLY_LINK_OPEN, TLY_LINK_CLOSED };
+enum tly_link_state {
+    TLY_LINK_CONNECTING,
+    TLY_LINK_SHAKING,
+    TLY_LINK_SETTING_UP, /* the handshake is over, and the medium has words with the peer */
+    TLY_LINK_OPEN,
+    TLY_LINK_CLOSED
+};
 
 /* Owner: the loop. */
 struct tly_link {
@@ -34,6 +40,7 @@ struct tly_link {
     int depth;      /* callbacks in progress */
 
     struct tly_hello hello;
+    bool proposed;                   /* by the peer, of the medium's set-up */
     struct tly_strangers *strangers; /* borrowed: the door's, while this link counts as shaking there */
     int64_t deadline;                /* of the handshake, on the loop's awake clock */
     int64_t silence_ns;
@@ -124,6 +131,8 @@ void tly_link_look_alive(struct tly_link *l); /* once a tick */
 void tly_link_shake(struct tly_link *l);
 /* The peer's message, TLY_HELLO_BYTES in l->control, has come. */
 void tly_link_on_hello(struct tly_link *l);
+/* The peer's words on the medium's set-up, `payload` bytes in l->control, have come.  -EPROTO with *why. */
+int tly_link_on_setup(struct tly_link *l, const char **why);
 
 /* --- in.c ---------------------------------------------------------------------------------------- */
 

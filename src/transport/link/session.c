@@ -24,7 +24,9 @@ static void link_on_ended(void *user, int err, const char *why)
 {
     struct tly_link *l = user;
     if (!why)
-        why = l->state == TLY_LINK_OPEN ? "connection ended" : "connection ended in the handshake";
+        why = l->state == TLY_LINK_OPEN         ? "connection ended"
+              : l->state == TLY_LINK_SETTING_UP ? "connection ended while its medium was set up"
+                                                : "connection ended in the handshake";
     tly_link_end(l, err, why);
 }
 
