@@ -172,6 +172,18 @@ static int cuda_errno(int code)
     }
 }
 
+static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct tly_device *devices;
+
+/* The number of the only GPU that is open; -1: there are several, or none. */
+static int cuda_only(void)
+{
+    pthread_mutex_lock(&devices_lock);
+    int number = devices && !devices->next ? devices->number : -1;
+    pthread_mutex_unlock(&devices_lock);
+    return number;
+}
+
 /* From now on all calls fail. */
 static int cuda_lose(struct tly_device *d, const char *why)
 {
@@ -184,7 +196,7 @@ static int cuda_lose(struct tly_device *d, const char *why)
     return -ENODEV;
 }
 
-/* What a call has returned.  d: NULL before there is one. */
+/* What a call has returned.  d: NULL in calls that belong to no GPU.  They fail, too, once the GPU in use has failed for good. */
 static int cuda_check(struct tly_device *d, const char *call, int code)
 {
     const char *name = NULL;
@@ -193,9 +205,10 @@ static int cuda_check(struct tly_device *d, const char *call, int code)
         return 0;
     if (driver.cuGetErrorName(code, &name) || !name)
         name = "unknown error";
-    if (d)
-        snprintf(gpu, sizeof gpu, "GPU %d", d->number);
     bool fatal = cuda_is_fatal(code);
+    int number = d ? d->number : fatal ? cuda_only() : -1;
+    if (number >= 0)
+        snprintf(gpu, sizeof gpu, "GPU %d", number);
     snprintf(why, sizeof why, "%s: %s failed: %s (%d)%s", gpu, call, name, code,
              fatal ? "; this process cannot use the GPU any more" : "");
     if (fatal && d) {
@@ -244,13 +257,13 @@ static int cuda_check_lost(struct tly_device *d)
         lost ? lost : WITHIN_EVEN_LOST(d, work); \
     })
 
-static int cuda_start(void)
+static int cuda_start(struct tly_device *d)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, cuda_load);
     if (driver_missing)
         return tly_fail(ENOTSUP, "there is no NVIDIA driver that Tally can use: %s", driver_missing);
-    return CALL(NULL, cuInit, 0);
+    return CALL(d, cuInit, 0);
 }
 
 static cuda_address cuda_address_of(const void *memory)
@@ -277,7 +290,7 @@ static int cuda_find(const void *at, int *number)
 
 int tly_device_find(const void *memory, size_t bytes, int *number)
 {
-    int first, last, err = cuda_start();
+    int first, last, err = cuda_start(NULL);
     if (!err)
         err = cuda_find(memory, &first);
     if (!err)
@@ -292,7 +305,7 @@ int tly_device_find(const void *memory, size_t bytes, int *number)
 
 int tly_device_current(int *number)
 {
-    int err = cuda_start();
+    int err = cuda_start(NULL);
     return err ? err : CALL(NULL, cuCtxGetDevice, number);
 }
 
@@ -361,7 +374,9 @@ static int cuda_create(int number, struct tly_device **out)
         return tly_fail(ENOMEM, "no memory for GPU %d", number);
     d->number = number;
     pthread_mutex_init(&d->lock, NULL);
-    int err = CALL(d, cuDeviceGet, &d->device, number);
+    int err = cuda_start(d);
+    if (!err)
+        err = CALL(d, cuDeviceGet, &d->device, number);
     if (!err)
         err = CALL(d, cuDevicePrimaryCtxRetain, &d->context, d->device);
     if (!err)
@@ -373,15 +388,10 @@ static int cuda_create(int number, struct tly_device **out)
     return err;
 }
 
-static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct tly_device *devices;
-
 int tly_device_open(int number, struct tly_device **out)
 {
     struct tly_device *d;
-    int err = cuda_start();
-    if (err)
-        return err;
+    int err = 0;
     pthread_mutex_lock(&devices_lock);
     for (d = devices; d && d->number != number; d = d->next)
         ;

@@ -92,6 +92,7 @@ static int close_with_a_lost_gpu(int rank, void *arg)
     if (rank == 0 && !err)
         err = job_ends(op);
     CHECK(err == -ENODEV);
+    CHECK_HOLDS(tally_error(), "GPU 0: cu");
     CHECK_HOLDS(tally_error(), "cannot use the GPU any more");
     if (rank == 0)
         CHECK_HOLDS(tally_error(), "rank 1");

@@ -567,6 +567,23 @@ static void a_failure_that_lasts(void **state)
     fake_cuda_reset();
 }
 
+/* Calls that belong to no GPU report it, too. */
+static void a_failure_that_lasts_names_the_gpu(void **state)
+{
+    struct tly_device *d = open_with("gpus=2", 1);
+    void *x = alloc(d, 64);
+    int number;
+    fake_cuda_fail("cuPointerGetAttributes:700");
+    assert_int_equal(tly_device_find(x, 64, &number), -ENODEV);
+    assert_true(says("GPU 1: cuPointerGetAttributes failed: "));
+    tly_device_close(d);
+    fake_cuda_reset();
+    setenv("FAKE_CUDA", "gpus=2 fail=cuInit:719", 1);
+    assert_int_equal(tly_device_open(1, &d), -ENODEV);
+    assert_true(says("GPU 1: cuInit failed: "));
+    fake_cuda_reset();
+}
+
 static void too_little_memory_to_pin(void **state)
 {
     struct tly_device *d = open_with("gpus=1 pinned=8192", 0);
@@ -648,6 +665,7 @@ int main(void)
         cmocka_unit_test(each_call_fails),
         cmocka_unit_test(failures_that_last),
         cmocka_unit_test(a_failure_that_lasts),
+        cmocka_unit_test(a_failure_that_lasts_names_the_gpu),
         cmocka_unit_test(too_little_memory_to_pin),
         cmocka_unit_test(threads),
     };
