@@ -144,10 +144,11 @@ static bool regain_is_giver(const struct tly_session *p, const struct tly_kept *
            s->length == f->length;
 }
 
-/* It was under way as the rank left, the part went, or it came here anew. */
+/* It was under way as the rank left, the part went or came here anew, or the create's end brought the values. */
 static bool regain_is_void(const struct tly_session *p, const struct tly_kept *s, const struct tly_frame *f)
 {
-    return p->left || !s || s->created != f->round || f->epoch < s->version.epoch;
+    return p->left || !s || s->created != f->round || f->epoch < s->version.epoch ||
+           (s->state == KEPT_HELD && f->epoch == s->version.epoch);
 }
 
 static int regain_take_state(struct tly_session *p, struct tly_kept *s, const struct tly_frame *f,
@@ -273,12 +274,12 @@ static void regain_take(struct tly_job *job, struct tly_kept *s)
 
 void tly_regain_created(struct tly_job *job, struct tly_kept *s, const uint8_t *values)
 {
-    if (!s->values)
+    if (s->state != KEPT_GATHERS)
         return;
     memcpy(s->values, values, s->length);
     tly_kept_forget_giver(job, s);
-    if (s->state == KEPT_GATHERS)
-        regain_hold(job, s);
+    regain_hold(job, s);
+    tly_regain_look(job);
 }
 
 int tly_regain_final(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why)

@@ -21,7 +21,7 @@ void tly_regain_cancelled(struct tly_session *p, const struct tly_frame *f);
 bool tly_regain_has_memory(struct tly_job *job, struct tly_kept *s);
 /* Parts may have gone: others are asked for. */
 void tly_regain_look(struct tly_job *job);
-/* The part's create has ended here with these values, as long as the part. */
+/* The part's create has ended here with these values, as long as the part.  They count unless the part's values are here. */
 void tly_regain_created(struct tly_job *job, struct tly_kept *s, const uint8_t *values);
 /* FINAL of kind TLY_KEPT: a fragment of the values.  -EPROTO: *why. */
 int tly_regain_final(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why);

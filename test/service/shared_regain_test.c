@@ -469,6 +469,86 @@ static void test_create_and_leave(void **state)
     expect(2, 2, 4);
 }
 
+static struct tly_frame word_of(int type, uint32_t part)
+{
+    struct tly_frame f = raw_word(type, 5);
+    f.key = KEY + part;
+    return f;
+}
+
+/* Rank i has all of part `part`. */
+static void have_all_of(int i, uint32_t part)
+{
+    uint8_t version[TLY_VERSION_BYTES];
+    tly_version_put(version, &(struct tly_version){2, 0});
+    raw_post(i, word_of(TLY_HAVE, part), version, sizeof version);
+}
+
+/* Ranks 0 and 1 have all of the part, and rank 2 has none of it.  All ranks have all of so many others.  Rank 0 is asked for the
+ * rest of the create, and for the others.  Rank 2 leaves, so rank 0 is asked for the part's values as well. */
+static void leave_a_create(uint32_t others)
+{
+    for (int i = 0; i < RANKS; i++) {
+        struct tly_frame f = raw_create(i, TLY_HAVE, i < 2 ? BYTES : 0);
+        f.flags = i < 2 ? TLY_LAST : 0;
+        have(i, 5, i < 2 ? 2 : 0, 0);
+        for (uint32_t part = 1; part <= others; part++)
+            have_all_of(i, part);
+        raw_post(i, f, NULL, 0);
+        done(i, 5);
+    }
+    raw_until(&raw.rank[0].finals, (int)others + 1);
+    raw_post(2, (struct tly_frame){.type = TLY_GOODBYE}, NULL, 0);
+    raw_until(&raw.rank[0].finals, (int)others + 2);
+}
+
+static void end_create(void)
+{
+    struct tly_frame f = raw_create(0, TLY_FINAL, 0);
+    for (size_t i = 0; i < BYTES / sizeof *raw_data; i++)
+        raw_data[i] = 3;
+    f.flags = TLY_LAST;
+    raw_post(0, f, raw_data, BYTES);
+    raw_settle(0);
+    raw_settle(1);
+}
+
+/* Rank 1 adds 1 to the values, all 3, and gets them. */
+static void add_to_created(void)
+{
+    int before = raw.rank[1].results;
+    push(1, 1, 5, 1);
+    expect(1, before + 1, 4);
+}
+
+static void expect_added(void)
+{
+    int before = raw.rank[0].results;
+    read_part(0, 1, 5);
+    expect(0, before + 1, 4);
+}
+
+/* The create ends before its rank has given the values, which are as good. */
+static void test_create_ends_while_given(void **state)
+{
+    leave_a_create(0);
+    end_create();
+    add_to_created();
+    give(0, 5, 3, none);
+    raw_settle(0);
+    expect_added();
+}
+
+/* The values come first, and an addition, which the create's end leaves alone. */
+static void test_create_ends_after_given(void **state)
+{
+    leave_a_create(0);
+    give(0, 5, 3, none);
+    add_to_created();
+    end_create();
+    expect_added();
+}
+
 /* Two ranks say that the part is here.  For the third one it is not: another service may keep it, so nobody is asked. */
 static void test_one_names_it_not(void **state)
 {
@@ -567,13 +647,6 @@ static void make_room(const uint8_t *version)
     expect(0, 1, 6);
 }
 
-static struct tly_frame word_of(int type, uint32_t part)
-{
-    struct tly_frame f = raw_word(type, 5);
-    f.key = KEY + part;
-    return f;
-}
-
 /* A create has failed on all ranks. */
 static void cancel(uint32_t part)
 {
@@ -610,6 +683,21 @@ static void test_cancelled(void **state)
         if (part != left)
             cancel((uint32_t)part);
     raw_until(&raw.rank[left].finals, 1);
+}
+
+/* A create ends while its values are asked for, and those of another part: the third part is asked for. */
+static void test_created_while_given(void **state)
+{
+    leave_a_create(1);
+    for (int i = 0; i < 2; i++) {
+        for (uint32_t part = 0; part < RANKS; part++)
+            have_all_of(i, part);
+        done(i, 5);
+    }
+    settle_all();
+    assert_int_equal(raw.rank[0].finals, 3);
+    end_create();
+    raw_until(&raw.rank[0].finals, 4);
 }
 
 /* One of these two is created anew. */
@@ -797,10 +885,13 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_create_begun_late, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_asked_last, raw_set_up_fragments, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_and_leave, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_ends_while_given, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_create_ends_after_given, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_words_interleave, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_one_names_it_not, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_later_create, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_cancelled, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_created_while_given, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_created_anew, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_without_memory, raw_set_up_small, raw_tear_down),
