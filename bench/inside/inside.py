@@ -169,7 +169,7 @@ def flows(tally):
 
 # Rates of the network card of a machine with one GPU.  A rank alone has none: its rate is so high that it costs no time.
 ALONE = {"one rank alone": "100000G", "two machines, 100 Gbit/s": "100G"}
-PARTS = [(256, 4, 0), (512, 4, 0), (512, 4, 5), (8192, 4, 0)]
+PARTS = [(256, 4, 0), (512, 4, 0), (256, 4, 2), (512, 4, 2), (512, 4, 5), (8192, 4, 0)]
 
 
 def flows_of_one(tally):

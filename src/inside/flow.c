@@ -55,13 +55,13 @@ struct flow_move {
     uint64_t piece;
     int type, actor;   /* a GPU, or a card */
     int loads;         /* the first; -1: none */
-    double delay;      /* left before bytes move */
+    double delay;      /* left before bytes move; it passes once no copy of the lane is before this one */
     double left, rate; /* bytes of the gradients, a second */
     bool fixed;
     /* of a staged operation */
     struct flow_operation *operation; /* NULL: none */
     uint64_t staged; /* bytes that are on the host after this copy; 0: it brings results back */
-    bool behind;     /* another copy of its lane moves */
+    bool behind;     /* another copy of its lane is before it */
 };
 
 struct flow_run {
@@ -477,23 +477,27 @@ static void flow_set_rates(struct flow_run *r)
     }
 }
 
+/* The seconds until the flow ends, or begins to move.  Those behind others do neither. */
+static double flow_until(const struct flow_move *f)
+{
+    return f->behind ? INFINITY : f->delay > 0 ? f->delay : f->left / f->rate;
+}
+
 /* Let time pass until the next flow ends, or begins to move; end those that do.  Returns the time. */
 static double flow_pass(struct flow_run *r)
 {
     double least = INFINITY;
     int kept = 0;
     flow_set_rates(r);
-    for (int i = 0; i < r->flows; i++) {
-        const struct flow_move *f = &r->flow[i];
-        least = fmin(least, f->delay > 0 ? f->delay : f->left / f->rate);
-    }
+    for (int i = 0; i < r->flows; i++)
+        least = fmin(least, flow_until(&r->flow[i]));
     for (int i = 0; i < r->flows; i++) {
         struct flow_move f = r->flow[i];
-        bool ends = f.delay <= 0 && f.left / f.rate <= least * (1 + 1e-9);
-        if (f.delay <= 0)
+        bool now = flow_until(&f) <= least * (1 + 1e-9), ends = now && f.delay <= 0;
+        if (!f.behind && f.delay <= 0)
             f.left -= f.rate * least;
-        else
-            f.delay = f.delay <= least * (1 + 1e-9) ? 0 : f.delay - least;
+        else if (!f.behind)
+            f.delay = now ? 0 : f.delay - least;
         if (ends)
             flow_end(r, &f);
         else

@@ -76,6 +76,17 @@ static void a_switch_between(void **state)
     near(flow(100000, 0, 1), 2e-3 + 2e-4);
 }
 
+/* An only GPU's input goes out in four copies, and the result comes in as one.  Each has its delay once that before it has ended. */
+static void copies_of_a_lane_wait_for_each_other(void **state)
+{
+    const double delay = 1e-4;
+    make_ports(1);
+    machine.cards = 1;
+    machine.card[0] = (struct tly_card){.parent = -1, .rate = {1e15, TLY_GIVEN}};
+    choose(NULL, 1 << 20, 1);
+    near(flow(1 << 20, delay, 4), 2 * (1 << 20) * 1e-9 + 5 * delay);
+}
+
 /* The share of the forecast at 25 MB, in operations of 8 MB. */
 static double flow_of_one(uint64_t piece)
 {
@@ -85,16 +96,19 @@ static double flow_of_one(uint64_t piece)
     return plan.seconds / f.seconds;
 }
 
-/* A machine alone (its network takes no time), and beside another one.  If operations were one piece each, of a quarter, the last
- * quarter would begin to come in when all had gone out: 5 / 4 of the forecast. */
+/* A machine alone (its network takes no time), and beside another one, over PCIe and 100 Gbit/s.  If operations were one piece each,
+ * of a quarter, the last quarter would begin to come in when all had gone out: 5 / 4 of the forecast. */
 static void one_gpu_copies_both_ways(void **state)
 {
+    const double pcie = 105e9 / 8, network = 100e9 / 8;
     for (int machines = 1; machines <= 2; machines++) {
         make_ports(1);
+        machine.gpu[0].link.bytes = pcie;
         machine.cards = 1;
-        machine.card[0] = (struct tly_card){.parent = -1, .rate = {machines == 1 ? 1e15 : 1e9, TLY_GIVEN}};
+        machine.card[0] =
+            (struct tly_card){.parent = -1, .rate = {machines == 1 ? 1e15 : network, TLY_GIVEN}};
         choose(NULL, 25 << 20, 1);
-        near(plan.seconds, (25 << 20) * 1e-9);
+        near(plan.seconds, (25 << 20) / (machines == 1 ? pcie : network));
         double whole = flow_of_one(8 << 20), share = flow_of_one(512 << 10), fine = flow_of_one(256 << 10);
         print_message("25 MB, %d: %.1f%% of the forecast, %.1f%%, whole %.1f%%\n", machines, 100 * share,
                       100 * fine, 100 * whole);
@@ -145,6 +159,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(formulas),
         cmocka_unit_test(a_switch_between),
+        cmocka_unit_test(copies_of_a_lane_wait_for_each_other),
         cmocka_unit_test(one_gpu_copies_both_ways),
         cmocka_unit_test(near_the_forecast),
         cmocka_unit_test(every_machine_ends),
