@@ -14,7 +14,8 @@
  * A few parts are asked for at a time, so what the rank has to send stays short.
  *
  * A rank that says DONE without naming a part has given it up, if the part was here as the rank began to speak.  So has one whose
- * create has failed (CANCEL).  The part goes once all ranks have given it up.  Ranks that have left count for nothing. */
+ * create has failed (CANCEL).  The part goes once each rank has given it up or holds no version.  Ranks that have left count for
+ * nothing. */
 #include "sum/regain.h"
 
 #include <errno.h>
@@ -101,15 +102,12 @@ bool tly_regain_has_memory(struct tly_job *job, struct tly_kept *s)
 
 /* --- what ranks say ------------------------------------------------------------------------------ */
 
-/* False: it has already. */
-static bool regain_give_up(struct tly_job *job, struct tly_kept *s, uint32_t rank)
+static void regain_give_up(struct tly_job *job, struct tly_kept *s, uint32_t rank)
 {
     if (s->giver == rank)
         tly_kept_forget_giver(job, s); /* another part may be asked for */
-    bool first = !s->rank[rank].gave_up;
+    s->given_up += !s->rank[rank].gave_up;
     s->rank[rank].gave_up = true;
-    s->given_up += first;
-    return first;
 }
 
 static void regain_take_up(struct tly_kept *s, uint32_t rank)
@@ -207,11 +205,19 @@ int tly_regain_have(struct tly_session *p, const struct tly_frame *f, const void
     return 0;
 }
 
-/* All ranks that are in the job have given it up. */
+/* The part comes here, and the rank has named all parts since, but no version of this one. */
+static bool regain_lacks(const struct tly_job *job, const struct tly_kept *s, uint32_t rank)
+{
+    const struct tly_session *p = job->by_rank[rank];
+    return s->state != KEPT_HELD && p && p->done_epoch >= s->version.epoch && !s->rank[rank].had.epoch;
+}
+
+/* Each rank that is in the job has given it up or lacks it.  A rank that lacks it needs its create.  Another rank that has given the
+ * part up has seen the create fail. */
 static bool regain_is_nobodys(const struct tly_job *job, const struct tly_kept *s)
 {
     for (uint32_t i = 0; i < job->ranks; i++)
-        if (!job->gone[i] && !s->rank[i].gave_up)
+        if (!job->gone[i] && !s->rank[i].gave_up && !regain_lacks(job, s, i))
             return false;
     return true;
 }
@@ -230,25 +236,24 @@ void tly_regain_done(struct tly_session *p, uint32_t epoch)
 {
     struct tly_job *job = p->job;
     struct tly_kept *s;
-    bool any = false;
     p->speaks = false;
     tly_map_each(&job->kept, s)
     {
         struct tly_kept_rank *rank = &s->rank[p->rank];
         if (!rank->named && s->version.epoch <= epoch) /* else it may come back to this rank later */
-            any |= regain_give_up(job, s, p->rank);
+            regain_give_up(job, s, p->rank);
         rank->named = false;
     }
-    if (any)
-        regain_drop_given_up(job);
+    regain_drop_given_up(job);
     tly_regain_look(job);
 }
 
 void tly_regain_cancelled(struct tly_session *p, const struct tly_frame *f)
 {
     struct tly_kept *s = tly_kept_find(p->job, f);
-    if (!s || s->created != f->round || !regain_give_up(p->job, s, p->rank))
+    if (!s || s->created != f->round)
         return;
+    regain_give_up(p->job, s, p->rank);
     regain_drop_given_up(p->job);
     tly_regain_look(p->job);
 }

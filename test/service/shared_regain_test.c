@@ -656,6 +656,30 @@ static void cancel(uint32_t part)
         raw_post(i, f, NULL, 0);
 }
 
+/* A create has failed on rank 0 before the others name their values here.  The part goes as they give it up, once all have said that
+ * they have named all parts: rank 2 last. */
+static void test_cancelled_before_named(void **state)
+{
+    struct tly_frame f = word_of(TLY_CANCEL, 0);
+    f.kind = TALLY_SHARED_CREATE;
+    have(0, 5, 0, 0);
+    done(0, 5);
+    raw_post(0, f, NULL, 0);
+    raw_settle(0);
+    uint64_t before = raw.rank[0].facts.bytes_in_use;
+    have(1, 5, 2, 0);
+    done(1, 5);
+    raw_post(1, f, NULL, 0);
+    raw_settle(1);
+    assert_true(raw.rank[1].facts.bytes_in_use > before);
+    have(2, 5, 0, 0);
+    done(2, 5);
+    raw_settle(2);
+    assert_int_equal(raw.rank[2].facts.bytes_in_use, before);
+    read_part(0, 1, 5);
+    raw_until(&raw.rank[0].verdicts, 1); /* it was not created */
+}
+
 /* Three parts have come here, and rank i is the holder of part i.  Two of them are asked for at a time. */
 static int three_parts(void)
 {
@@ -891,6 +915,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_one_names_it_not, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_later_create, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_cancelled, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_cancelled_before_named, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_created_while_given, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_created_anew, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),
