@@ -16,4 +16,10 @@ static inline int64_t tly_now(void)
     return (int64_t)t.tv_sec * TLY_SEC + t.tv_nsec;
 }
 
+/* The same for calls that wait. */
+static inline struct timespec tly_clock_time(int64_t ns)
+{
+    return (struct timespec){.tv_sec = ns / TLY_SEC, .tv_nsec = ns % TLY_SEC};
+}
+
 #endif

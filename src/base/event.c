@@ -17,7 +17,7 @@ void tly_event_set(struct tly_event *e)
 
 bool tly_event_wait(struct tly_event *e, int64_t deadline)
 {
-    struct timespec until = {.tv_sec = deadline / TLY_SEC, .tv_nsec = deadline % TLY_SEC};
+    struct timespec until = tly_clock_time(deadline);
     for (;;) {
         uint32_t seen = 0;
         if (!atomic_compare_exchange_strong_explicit(&e->state, &seen, 2, memory_order_acquire,

@@ -247,7 +247,7 @@ void tly_loop_turn(struct tly_loop *l, int max_ms)
     l->sleeps = true;
     tly_loop_unlock(l);
 
-    struct timespec t = {.tv_sec = wait / TLY_SEC, .tv_nsec = wait % TLY_SEC};
+    struct timespec t = tly_clock_time(wait);
     int n = epoll_pwait2(l->epoll_fd, events, room, &t, NULL);
     if (n < 0 &&
         (errno == ENOSYS || errno == EPERM)) /* before Linux 5.11, or a container's filter older than that */

@@ -45,10 +45,10 @@ struct flow_piece {
 
 /* An operation that is staged whole. */
 struct flow_operation {
-    uint64_t first, pieces; /* a piece; how many */
-    uint64_t bytes, given;  /* of the input: in copies that have begun */
-    uint64_t passed;        /* pieces that are on the host, but for the first one: it comes last */
-    struct tly_copies in;
+    uint64_t first;        /* a piece */
+    uint64_t bytes, given; /* of the input: in copies that have begun */
+    uint64_t passed;       /* pieces that are on the host, but for the first one: it comes last */
+    struct tly_copies in;  /* a part is a piece */
 };
 
 struct flow_move {
@@ -267,7 +267,7 @@ static int flow_set_operations(struct flow_run *r)
         r->part[n] = (struct tly_copies_part){.at = o->bytes, .bytes = bytes};
         o->bytes += bytes;
         o->in.most = tly_copies_bytes(o->bytes);
-        o->pieces = ++o->in.parts;
+        o->in.parts++;
     }
     r->posted = r->pieces;
     return 0;
@@ -333,7 +333,7 @@ static void flow_end_copy(struct flow_run *r, const struct flow_move *f)
         return;
     }
     r->copies_out--;
-    while (1 + o->passed < o->pieces &&
+    while (1 + o->passed < o->in.parts &&
            o->in.part[1 + o->passed].at + o->in.part[1 + o->passed].bytes <= f->staged)
         r->piece[o->first + ++o->passed].sums = 0;
     if (f->staged == o->bytes)
@@ -344,7 +344,7 @@ static void flow_end_copy(struct flow_run *r, const struct flow_move *f)
 static void flow_land(struct flow_run *r, uint64_t piece)
 {
     struct flow_operation *o = r->operation;
-    while (piece - o->first >= o->pieces)
+    while (piece - o->first >= o->in.parts)
         o++;
     tly_copies_landed(&r->results, &o->in, (uint32_t)(piece - o->first));
 }

@@ -468,8 +468,7 @@ static bool gpus_moves(const struct tly_gpus *g, const struct tly_local_round *r
 /* Wait until such steps have ended, or the GPU hangs. */
 static void gpus_await_steps(struct tly_gpus *g, const struct tly_local_round *r)
 {
-    const int64_t until = tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC;
-    const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    const struct timespec at = tly_clock_time(tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC);
     while (!g->hangs && gpus_moves(g, r)) {
         if (pthread_cond_timedwait(&g->changed, &g->lock, &at) != ETIMEDOUT || !gpus_moves(g, r))
             continue;
@@ -544,8 +543,7 @@ static int gpus_start_lanes(struct tly_gpus *g)
 static int gpus_await_try(struct tly_gpus *g, enum tly_order_step step, struct tly_mark *mark)
 {
     struct gpus_lane *lane = &g->lane[step];
-    const int64_t until = tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC;
-    const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    const struct timespec at = tly_clock_time(tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC);
     pthread_mutex_lock(&g->lock);
     lane->flight[lane->first].mark = mark;
     lane->count = 1;
@@ -561,11 +559,11 @@ static int gpus_await_try(struct tly_gpus *g, enum tly_order_step step, struct t
     return err;
 }
 
-/* Copy some bytes and wait for that. */
-static int gpus_copy_now(struct tly_gpus *g, void *to, const void *from, size_t bytes)
+/* Copy a nonce and wait for that. */
+static int gpus_copy_nonce(struct tly_gpus *g, void *to, const void *from)
 {
     struct tly_mark *mark;
-    int err = tly_device_copy(g->device, gpus_lane_of(TLY_STEP_IN), to, from, bytes, &mark);
+    int err = tly_device_copy(g->device, gpus_lane_of(TLY_STEP_IN), to, from, sizeof(uint64_t), &mark);
     return err ? err : gpus_await_try(g, TLY_STEP_IN, mark);
 }
 
@@ -615,7 +613,7 @@ int tly_gpus_offer(struct tly_local *l, const struct tly_gpus_choice *choice, st
         err = gpus_make_shared(g, &place);
     if (!err) {
         memcpy(gpus_staging(g->own, 0), &out->nonce, sizeof out->nonce);
-        err = gpus_copy_now(g, g->buffer, gpus_staging(g->own, 0), sizeof out->nonce);
+        err = gpus_copy_nonce(g, g->buffer, gpus_staging(g->own, 0));
     }
     if (!err)
         err = tly_device_export(g->device, g->buffer, &out->ticket);
@@ -631,7 +629,7 @@ static int gpus_map(struct tly_gpus *g, uint32_t place, const struct tly_gpus_of
     if (rank == g->local->me)
         g->mapped[place] = g->buffer;
     if (!err)
-        err = gpus_copy_now(g, gpus_staging(g->own, 0), g->mapped[place], sizeof offer->nonce);
+        err = gpus_copy_nonce(g, gpus_staging(g->own, 0), g->mapped[place]);
     if (!err && memcmp(gpus_staging(g->own, 0), &offer->nonce, sizeof offer->nonce) != 0)
         err = tly_fail(EIO, "the memory of rank %u's GPU is not what it should be",
                        tly_local_number(g->local, rank));
@@ -761,8 +759,7 @@ static bool gpus_await(const struct tly_gpus *g, bool (*is)(const struct tly_gpu
 /* Wait until the GPU has read all inputs.  Their streams may be held for ever, so not for long. */
 static void gpus_await_inputs(struct tly_gpus *g)
 {
-    const int64_t until = tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC;
-    const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    const struct timespec at = tly_clock_time(tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC);
     while (!g->hangs && g->lane[TLY_STEP_IN].count) {
         if (pthread_cond_timedwait(&g->changed, &g->lock, &at) != ETIMEDOUT || !g->lane[TLY_STEP_IN].count)
             continue;

@@ -90,7 +90,7 @@ void tly_local_sleep(struct tly_local *l, uint32_t bell, uint32_t as, int ms, in
     int64_t until = tly_now() + ms * TLY_MS;
     if (deadline >= 0 && deadline < until)
         until = deadline;
-    struct timespec t = {.tv_sec = until / TLY_SEC, .tv_nsec = until % TLY_SEC};
+    struct timespec t = tly_clock_time(until);
     syscall(SYS_futex, &l->own->bell, FUTEX_WAIT_BITSET, bell, &t, NULL, as);
 }
 

@@ -168,7 +168,7 @@ int tally_comm_next(tally_comm *c, int timeout_ms, struct tally_event *event)
     if (err)
         return err;
     int64_t deadline = tly_now() + (timeout_ms < 0 ? 0 : timeout_ms * TLY_MS);
-    struct timespec until = {.tv_sec = deadline / TLY_SEC, .tv_nsec = deadline % TLY_SEC};
+    struct timespec until = tly_clock_time(deadline);
     struct tally_event e = {0};
     pthread_mutex_lock(&c->events.lock);
     c->events.waiting++;

@@ -399,8 +399,7 @@ static bool stager_wait(struct stager_end *e)
         pthread_cond_wait(&e->changed, &s->lock);
         return false;
     }
-    int64_t until = s->moved + PATIENCE;
-    struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    const struct timespec at = tly_clock_time(s->moved + PATIENCE);
     return pthread_cond_timedwait(&e->changed, &s->lock, &at) == ETIMEDOUT &&
            tly_now() >= s->moved + PATIENCE;
 }
@@ -447,8 +446,7 @@ static void stager_abandon(struct tly_stager *s)
 /* Wait until the GPU has read the inputs of operations that have left.  Their streams may be held for ever, so not for long. */
 static void stager_await_inputs(struct tly_stager *s)
 {
-    const int64_t until = tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC;
-    const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    const struct timespec at = tly_clock_time(tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC);
     while (s->out.stager && !s->hangs && !tly_list_empty(&s->out.flights)) {
         if (pthread_cond_timedwait(&s->landed, &s->lock, &at) != ETIMEDOUT || tly_list_empty(&s->out.flights))
             continue;
@@ -722,8 +720,7 @@ static bool stager_landed(tally_comm *c, struct tly_part *p)
 /* Copies to the operation's tensor end, or the GPU hangs. */
 static void stager_await_landing(struct tly_stager *s, const struct stager_work *w)
 {
-    const int64_t until = tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC;
-    const struct timespec at = {until / TLY_SEC, until % TLY_SEC};
+    const struct timespec at = tly_clock_time(tly_now() + TLY_DEVICE_HANGS_S * TLY_SEC);
     while (w->landing && !s->hangs) {
         if (pthread_cond_timedwait(&s->landed, &s->lock, &at) != ETIMEDOUT || !w->landing)
             continue;
