@@ -183,9 +183,8 @@ void tly_queue_withdraw(tally_comm *c, struct tally_op *op)
             tly_link_sink(peer->link, p);
             tly_link_detach(peer->link, p);
         }
-        /* At home the verdict is the answer; the others must be told.  Services keep what they have of a create, and room for
-         * what has moved to them. */
-        if ((create || (p->known && !over)) && peer->open)
+        /* At home the verdict is the answer; the others must be told.  Services keep what they have of a create. */
+        if (p->known && (create || !over) && peer->open)
             queue_cancel(c, p, NULL);
         tly_part_change(p, PART_IDLE);
     }

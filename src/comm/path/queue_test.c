@@ -11,6 +11,7 @@
 #include "comm/op/part.h"
 #include "comm/path/peer.h"
 #include "comm/path/queue.h"
+#include "ops/call.h"
 #include "sched/sched.h"
 #include "transport/link/link.h"
 #include "wire/frame.h"
@@ -181,6 +182,23 @@ static void test_what_has_landed_is_not_sent_from_its_memory(void **state)
     free(link);
 }
 
+/* The create of a shared tensor fails.  Services that have heard of a part are told, also if they have answered.  The others are not. */
+static void test_a_create_is_withdrawn_where_it_is_known(void **state)
+{
+    f.op.call = tly_call_of(TALLY_SHARED_CREATE);
+    f.op.parts = f.part;
+    f.op.part_count = 2;
+    for (uint16_t i = 0; i < 2; i++) {
+        f.peers[i].open = true;
+        queue_part(i, i, f.input);
+    }
+    f.part[0].known = true;
+    tly_part_change(&f.part[0], PART_LANDED);
+    tly_queue_withdraw(f.c, &f.op);
+    assert_false(tly_list_empty(&f.peers[0].outbox.letters));
+    assert_true(tly_list_empty(&f.peers[1].outbox.letters));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -189,6 +207,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_beside_a_task_that_is_no_part, begin, end),
         cmocka_unit_test_setup_teardown(test_what_has_landed_waits_no_longer, begin, end),
         cmocka_unit_test_setup_teardown(test_what_has_landed_is_not_sent_from_its_memory, begin, end),
+        cmocka_unit_test_setup_teardown(test_a_create_is_withdrawn_where_it_is_known, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
