@@ -578,43 +578,6 @@ static void test_later_create(void **state)
     expect(0, 1, 3);
 }
 
-/* Ranks disagree about a create that is in flight: home will say so. */
-static void test_create_disagreed(void **state)
-{
-    have(0, 5, 0, 0);
-    raw_settle(0);
-    struct tly_frame f = raw_word(TLY_HAVE, 5);
-    f.length = BYTES / 2;
-    raw_post(1, f, NULL, 0);
-    done(1, 5);
-    raw_settle(1);
-    assert_int_equal(raw.rank[1].closed, 0);
-}
-
-/* Rank 2 begins the create after it has said that it has named all parts: it has given none up. */
-static void test_create_begun_late(void **state)
-{
-    for (int i = 0; i < RANKS; i++) {
-        if (i < 2)
-            have(i, 5, 0, 0);
-        done(i, 5);
-        raw_settle(i);
-    }
-    for (size_t i = 0; i < BYTES / sizeof *raw_data; i++)
-        raw_data[i] = 3;
-    for (int i = 0; i < RANKS; i++) {
-        struct tly_frame f = raw_create(i, TLY_PUSH, 0);
-        f.flags = i ? TLY_REQUEST : TLY_LAST;
-        raw_post(i, f, raw_data, i ? 0 : BYTES);
-    }
-    expect(2, 1, 3);
-    done(0, 6);
-    done(1, 6);
-    settle_all();
-    push(2, 1, 5, 1);
-    expect(2, 2, 4);
-}
-
 /* The last of so many parts, for all of which there is no memory. */
 enum { PARTS = 40 };
 
@@ -905,8 +868,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_earlier_create, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_resumed, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_half_there, raw_set_up, raw_tear_down),
-        cmocka_unit_test_setup_teardown(test_create_disagreed, raw_set_up, raw_tear_down),
-        cmocka_unit_test_setup_teardown(test_create_begun_late, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_asked_last, raw_set_up_fragments, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_and_leave, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_create_ends_while_given, raw_set_up, raw_tear_down),
