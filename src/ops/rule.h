@@ -61,7 +61,8 @@ struct tly_rule {
     uint8_t *(*place)(const struct tly_round *r);
     /* Make bytes [from, to) of the result.  NULL: there is none. */
     void (*advance)(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to);
-    /* The result is whole: keep it beyond the round.  NULL: nothing of it is kept, so the service needs only what ranks lack. */
+    /* The result is whole: keep it beyond the round.  NULL: the service keeps nothing, so after a loss it asks ranks only for what
+     * another rank lacks. */
     void (*keep)(struct tly_job *job, const struct tly_round *r);
     /* All inputs are whole, or the result is to be kept and ranks may have all of it from another service: do they fit together?
      * Fails the round if not (tly_verdict_decide).  It may be asked again before the result begins.  NULL: they do. */

@@ -13,9 +13,9 @@ struct tly_frame;
 struct tly_job;
 
 enum tly_kept_state {
-    KEPT_HELD,     /* the values are here */
-    KEPT_GATHERS,  /* it has come here by a COMMIT; ranks have its values, or its create goes on (regain.c) */
-    KEPT_NO_MEMORY /* the same, and there is no memory for them */
+    KEPT_HELD,    /* the values are here */
+    KEPT_GATHERS, /* memory for the values is here; they come from a rank or with the create's end (regain.c) */
+    KEPT_NO_MEMORY /* the values would come in the same way, and there is no memory for them */
 };
 
 /* One part.  Allocated with an entry for each rank of the job behind it. */
@@ -39,8 +39,8 @@ struct tly_kept {
         uint32_t last;          /* round of its last operation that was applied */
         uint32_t clock;         /* its additions since the create, or since all ranks last joined */
         struct tly_version had; /* GATHERS: what it holds */
-        bool named;             /* it has, or may have, spoken of the part since it last said DONE */
-        bool gave_up; /* it has said DONE without a word of the part, or its create has failed (CANCEL) */
+        bool named;             /* it has, or may have, named the part since it last said DONE */
+        bool gave_up; /* it has said DONE and not named the part, or the part's create has failed (CANCEL) */
     } rank[];
 };
 

@@ -3,10 +3,11 @@
  * The ranks hold the values, and the old service is not asked (docs/why/shared.md).  With the COMMIT of epoch e each rank names the
  * parts that are at this service for it, with the version that it holds (HAVE), and says that these are all (DONE).
  *
- *   KEPT_GATHERS    a HAVE has a newer epoch than the part here, or the part is new.  What is here of it is void.  Pushes wait
- *   all hold it     all ranks have named the part in this epoch with a version, and said DONE.  The lowest rank that holds the
- *                   highest version is asked for the values (AGAIN with MARK)
- *   KEPT_HELD       it has sent their state (HAVE with MARK) and the values (FINAL).  The version is (e, 0), and pushes go on
+ *   KEPT_GATHERS    The part is new here, or a HAVE names a newer epoch, and then what is here of it is void.  Pushes wait.  Once each
+ *                   rank has named a version of the part in this epoch and said DONE, the service asks the lowest rank that holds
+ *                   the highest version (AGAIN with MARK).
+ *   KEPT_HELD       That rank has sent the state (HAVE with MARK) and the values (FINAL).  The version is (e, 0), and pushes go on.
+ *   KEPT_NO_MEMORY  The part gathers, and there is no memory for its values.  Each operation fails until there is some.
  *
  * A rank that has no version of the part still needs the values of its create, and that round goes on here.  Its result is the
  * part's values: no rank can have added to them before.
@@ -47,14 +48,13 @@ static bool regain_all_hold(const struct tly_job *job, const struct tly_kept *s)
     return true;
 }
 
-/* The lowest rank that holds the highest version; TLY_NO_PEER: none that is here holds any. */
+/* The lowest rank that holds the highest version; TLY_NO_PEER: all ranks have left.  Each of the others holds one. */
 static uint32_t regain_holder(const struct tly_job *job, const struct tly_kept *s)
 {
     uint32_t holder = TLY_NO_PEER;
     for (uint32_t i = 0; i < job->ranks; i++) {
         const struct tly_version *had = &s->rank[i].had;
-        if (!job->gone[i] && had->epoch &&
-            (holder == TLY_NO_PEER || tly_version_is_newer(had, &s->rank[holder].had)))
+        if (!job->gone[i] && (holder == TLY_NO_PEER || tly_version_is_newer(had, &s->rank[holder].had)))
             holder = i;
     }
     return holder;
