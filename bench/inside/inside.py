@@ -140,7 +140,7 @@ def every_machine(tally):
     return rows
 
 
-FLOWS = [(128, 2, 0), (256, 4, 0), (256, 4, 5), (128, 8, 5), (1024, 2, 5)]  # KB, steps of a kind, us before each
+FLOWS = [(128, 2, 0), (256, 4, 0), (256, 4, 2), (512, 4, 2), (1024, 2, 2)]  # KB, steps of a kind, us before each
 
 
 def flows(tally):

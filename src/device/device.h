@@ -27,9 +27,9 @@ struct tly_mark;
 enum tly_lane {
     TLY_LANE_OUT,
     TLY_LANE_IN,
-    /* of GPUs that sum in groups, a lane for each step (device/order.h) */
+    /* of GPUs that sum in groups, a lane for each step (device/order.h), and four for the last one */
     TLY_LANE_GROUP,
-    TLY_LANES = TLY_LANE_GROUP + 4
+    TLY_LANES = TLY_LANE_GROUP + 7
 };
 
 /* --- devices ------------------------------------------------------------------------------------------- */

@@ -55,13 +55,13 @@ struct flow_move {
     uint64_t piece;
     int type, actor;   /* a GPU, or a card */
     int loads;         /* the first; -1: none */
-    double delay;      /* left before bytes move; it passes once no copy of the lane is before this one */
+    double delay;      /* left before bytes move; it passes once nothing of its lane is before this one */
     double left, rate; /* bytes of the gradients, a second */
     bool fixed;
+    bool behind; /* other work of its lane is before it */
     /* of a staged operation */
     struct flow_operation *operation; /* NULL: none */
     uint64_t staged; /* bytes that are on the host after this copy; 0: it brings results back */
-    bool behind;     /* another copy of its lane is before it */
 };
 
 struct flow_run {
@@ -402,16 +402,16 @@ static bool flow_moves(const struct flow_move *f)
     return f->delay <= 0 && !f->fixed && !f->behind;
 }
 
-/* A lane copies in order. */
+/* A lane carries its work out in order.  Each copy of OUT has a lane to itself. */
 static void flow_line_up(struct flow_run *r)
 {
-    bool taken[TLY_STEPS] = {false};
+    bool taken[TLY_STEP_OUT][TLY_MAX_GPUS] = {{false}};
     for (int i = 0; i < r->flows; i++) {
         struct flow_move *f = &r->flow[i];
-        if (!f->operation)
+        if (f->type >= TLY_STEP_OUT)
             continue;
-        f->behind = taken[f->type];
-        taken[f->type] = true;
+        f->behind = taken[f->type][f->actor];
+        taken[f->type][f->actor] = true;
     }
 }
 

@@ -15,8 +15,9 @@ struct tly_flow_job {
     uint64_t
         operation; /* bytes of an operation of a machine's only GPU, at most; 0: there is one operation */
     double delay;  /* seconds before each step moves bytes */
-    /* Steps of one kind that a GPU, or a card, has under way at the same time; 1 to TLY_FLOW_MOST.  An only GPU copies one input at
-     * a time, and results as device/copies.h says.  A copy's delay begins when that before it has ended. */
+    /* Steps of one kind that a GPU, or a card, has under way at the same time; 1 to TLY_FLOW_MOST.  A GPU takes those of a kind one
+     * after the other, but for OUT, and a step's delay begins when that before it has ended.  An only GPU copies results as
+     * device/copies.h says. */
     int most;
 };
 

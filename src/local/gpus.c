@@ -1,9 +1,10 @@
 /* gpus.c - gpus.h.
  *
- * Each kind of step (device/order.h) has a stream and a thread, which waits for the first step that is under way.  When that has
- * ended, the thread writes it on the rank's board and wakes the other ranks.  Steps begin in a turn of the engine.  A failure of
- * the GPU ends the job.  A GPU hangs if a step that must end has not ended after TLY_DEVICE_HANGS_S.  Then the threads that wait
- * for it, and all that it may use, stay with the process.  The same threads wait for what is tried before the first operation.
+ * Each kind of step (device/order.h) has a stream, or several for OUT, and a thread, which waits for the first step that is under
+ * way.  When that has ended, the thread writes it on the rank's board and wakes the other ranks.  Steps begin in a turn of the
+ * engine.  A failure of the GPU ends the job.  A GPU hangs if a step that must end has not ended after TLY_DEVICE_HANGS_S.  Then
+ * the threads that wait for it, and all that it may use, stay with the process.  The same threads wait for what is tried before the
+ * first operation.
  *
  * `lock` guards all but what is fixed once begun; it is taken under the engine's. */
 #include "local/gpus.h"
@@ -32,7 +33,8 @@ enum {
     HEAD = (sizeof(struct tly_gpus_shared) + TLY_PAGE - 1) / TLY_PAGE * TLY_PAGE,
 };
 
-_Static_assert(TLY_LANES - TLY_LANE_GROUP == TLY_STEPS, "a lane for each step");
+_Static_assert(TLY_LANES - TLY_LANE_GROUP == TLY_STEP_OUT + UNDER_WAY,
+               "a lane for each step, and each of OUT");
 
 struct gpus_lane {
     struct tly_gpus *gpus;
@@ -40,7 +42,7 @@ struct gpus_lane {
     struct {
         struct tly_mark *mark;
         uint64_t piece;
-    } flight[UNDER_WAY]; /* in the stream's order, from `first` on, around */
+    } flight[UNDER_WAY]; /* in the order in which they were given, from `first` on, around */
     unsigned first, count;
     pthread_t thread;
     bool started, waiting; /* waiting: the thread is in the driver */
@@ -166,8 +168,10 @@ static int gpus_give_in(struct tly_gpus *g, const struct tly_gpus_piece *p, uint
     return err ? err : tly_device_copy(g->device, lane, slot, from, p->bytes, mark);
 }
 
-/* Give the step to its stream. */
-static int gpus_give(struct tly_gpus *g, enum tly_order_step step, uint64_t n, struct tly_mark **mark)
+/* Give the step to its stream.  at: its place among those under way.  Results that several owners have are copied at the same time:
+ * in one stream all GPUs would copy from the same owner, then from the next one. */
+static int gpus_give(struct tly_gpus *g, enum tly_order_step step, uint64_t n, unsigned at,
+                     struct tly_mark **mark)
 {
     const struct tly_gpus_piece *p = &g->piece[gpus_slot(n)].of;
     const struct tly_local_op *op = p->round->op;
@@ -188,7 +192,8 @@ static int gpus_give(struct tly_gpus *g, enum tly_order_step step, uint64_t n, s
     case TLY_STEP_BACK:
         return tly_device_copy(g->device, lane, slot, staged, p->bytes, mark);
     default:
-        return tly_device_copy(g->device, lane, op->gpu ? (uint8_t *)op->output + p->at : staged,
+        return tly_device_copy(g->device, (enum tly_lane)(lane + at),
+                               op->gpu ? (uint8_t *)op->output + p->at : staged,
                                gpus_in_buffer(g->mapped[gpus_owner(g, g->group, n) % g->each], n), p->bytes,
                                mark);
     }
@@ -233,12 +238,13 @@ static bool gpus_begin_step(struct tly_gpus *g, enum tly_order_step step)
         tly_local_tell(g->local);
         return true;
     }
-    int err = gpus_give(g, step, n, &mark);
+    const unsigned at = (lane->first + lane->count) % UNDER_WAY;
+    int err = gpus_give(g, step, n, at, &mark);
     if (err) {
         gpus_break(g, err);
         return false;
     }
-    unsigned at = (lane->first + lane->count++) % UNDER_WAY;
+    lane->count++;
     lane->flight[at].mark = mark;
     lane->flight[at].piece = n;
     pthread_cond_broadcast(&g->changed);
@@ -259,7 +265,7 @@ static void gpus_tried(struct tly_gpus *g, int err)
         snprintf(g->tried.why, sizeof g->tried.why, "%s", tly_error());
 }
 
-/* The lane's thread: wait for what its stream does first. */
+/* The lane's thread: wait for what was given first. */
 static void *gpus_wait(void *arg)
 {
     struct gpus_lane *lane = arg;
