@@ -544,7 +544,7 @@ int tly_change_resumed(struct tly_coordinator_member *m, struct tly_reader *r, c
     tly_link_rename(m->link, name);
     bool first = c->state == GATHERING && !c->resuming && !c->size;
     int err = first ? change_adopt(c, &roster, incarnation, committed) : 0;
-    bool fits_here = (c->resuming || c->state == RUNNING) && c->identity.incarnation == incarnation &&
+    bool fits_here = (c->resuming || c->state >= RUNNING) && c->identity.incarnation == incarnation &&
                      size == c->size && !(is_rank && (m->info.rank >= c->size || c->ranks[m->info.rank]));
     if (!err && !first && fits_here && c->state == GATHERING && committed > c->committed)
         err = change_take_newest(c, &roster, committed);
@@ -556,6 +556,10 @@ int tly_change_resumed(struct tly_coordinator_member *m, struct tly_reader *r, c
         tly_coordinator_fail(c, ENOMEM, TLY_COORDINATOR_NO_MEMORY);
     } else if (!fits_here) {
         tly_coordinator_post_verdict(m, ESTALE, "there is another start of the job by now");
+    } else if (c->state == FAILED) { /* it was connecting as the others were told */
+        tly_coordinator_post_verdict(m, c->verdict_err, c->verdict);
+    } else if (c->state == ENDED) {
+        tly_coordinator_post(m, TLY_GOODBYE, 0, NULL, 0);
     } else {
         change_take_back(m);
         m->committed = committed;

@@ -60,7 +60,7 @@ void tly_coordinator_fail(struct tly_coordinator *c, int err, const char *format
     for (struct tly_list *n = c->members.next; n != &c->members; n = n->next) {
         struct tly_coordinator_member *m = tly_list_entry(n, struct tly_coordinator_member, node);
         if (!gathers && !m->entered && !m->watcher)
-            continue; /* it comes for the next start, and is told so once it says who it is */
+            continue; /* of the next start, or back in this job: it is told once it says which */
         if (!own || m != own)
             tly_coordinator_post_verdict(m, err, c->verdict);
     }

@@ -88,6 +88,7 @@ static int frame(void *user, struct tly_link *l, const struct tly_frame *f, void
         break;
     case TLY_GOODBYE:
         m->gone += f->payload > 0 && tly_read32(&r) < RANKS;
+        m->ended += f->payload == 0;
         break;
     case TLY_PACE: {
         uint32_t was = m->slow.why;
@@ -436,7 +437,7 @@ struct member *resume_without(uint32_t left, uint32_t i, uint32_t committed, enu
         .ranks = ranks,
         .services = services};
     struct tly_writer w = {0};
-    struct member *m = enter(i);
+    struct member *m = x.member[i].link ? &x.member[i] : enter(i);
     for (uint32_t k = 0; k < count; k++) {
         uint64_t found = k == x.other ? x.found : 0, tried = k == x.other ? x.tried : 0;
         char where[40];

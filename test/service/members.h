@@ -37,7 +37,8 @@ struct member {
     uint32_t number;
     int opened, closed, invited, prepared, committed, failed;
     uint32_t rounds;          /* begun, in the last COMMIT */
-    int gone;                 /* how many ranks it heard have left */
+    int gone;                 /* how many ranks it heard have left, */
+    int ended;                /* and how often that all have */
     struct tly_roster roster; /* the last that came */
     char verdict[TLY_SENTENCE];
     int judged;
@@ -111,7 +112,7 @@ void let_it_change(int nth);
 uint32_t let_first_leave(void);
 /* What `tally status` gets. */
 const struct tly_status *ask(void);
-/* Come to a coordinator that knows nothing, from a job that is in this epoch; with the tallyd, or not any more. */
+/* Come to another coordinator, from a job that is in this epoch; with the tallyd, or not any more. */
 struct member *resume_without(uint32_t left, uint32_t i, uint32_t committed, enum tly_service_state tallyd);
 /* Until all is sent that was said. */
 void say_all(struct member *m);

@@ -103,6 +103,34 @@ static void test_a_rank_has_left_before(void **state)
     assert_int_equal(b->roster.ranks[0].left, 1);
 }
 
+/* A tallyd has connected, and has not said yet which job it belongs to, as a rank of that dies or the last one leaves.  It hears
+ * that once it has said it. */
+static void test_a_tallyd_is_back_as_the_job_fails(void **state)
+{
+    resume(0, 4, TLY_SERVICE_ACTIVE);
+    resume(1, 4, TLY_SERVICE_ACTIVE);
+    change_all(1);
+    struct member *tallyd = enter(FIRST);
+    leave(&x.member[1]);
+    turn_until(&x.member[0].failed, 1);
+    resume(FIRST, 4, TLY_SERVICE_ACTIVE);
+    turn_until(&tallyd->failed, 1);
+    assert_string_equal(tallyd->verdict, x.member[0].verdict);
+}
+
+static void test_a_tallyd_is_back_as_the_job_ends(void **state)
+{
+    resume(0, 4, TLY_SERVICE_ACTIVE);
+    resume(1, 4, TLY_SERVICE_ACTIVE);
+    change_all(1);
+    struct member *tallyd = enter(FIRST);
+    for (uint32_t i = 0; i < RANKS; i++)
+        post(&x.member[i], TLY_GOODBYE, 0, NULL);
+    turn_until(&x.member[0].ended, 1);
+    resume(FIRST, 4, TLY_SERVICE_ACTIVE);
+    turn_until(&tallyd->ended, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -112,6 +140,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_the_next_coordinator_has_all_on_one_host, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_leaves_before_the_other_is_back, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_has_left_before, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_tallyd_is_back_as_the_job_fails, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_tallyd_is_back_as_the_job_ends, set_up, tear_down),
     };
     if (sodium_init() < 0)
         return 1;
