@@ -113,6 +113,15 @@ static void test_begun_without_end(void **state)
     assert_non_null(strstr(x.member[0].verdict, "more rounds begun"));
 }
 
+/* Of one round that a rank names two have ended. */
+static void test_more_ended_than_begun(void **state)
+{
+    answer_ended(&x.member[1], let_first_leave(), 1, 0, 1, 2, true);
+    turn_until(&x.member[0].failed, 1);
+    assert_non_null(strstr(x.member[0].verdict, "rank 1"));
+    assert_non_null(strstr(x.member[0].verdict, "cut short"));
+}
+
 static void complain(struct member *m)
 {
     struct tly_writer w = {0};
@@ -256,6 +265,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_containers_of_a_host_share_its_card, set_up_without_tallyd,
                                         tear_down),
         cmocka_unit_test_setup_teardown(test_begun_without_end, start, tear_down),
+        cmocka_unit_test_setup_teardown(test_more_ended_than_begun, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_complaint_of_a_tallyd, start, tear_down),
         cmocka_unit_test_setup_teardown(test_the_others_hear_who_has_left, start, tear_down),
         cmocka_unit_test_setup_teardown(test_a_failed_job_is_over_when_its_members_have_gone, start,

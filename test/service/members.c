@@ -211,12 +211,13 @@ struct member *join(uint32_t i)
     return m;
 }
 
-void answer_in(struct member *m, uint32_t number, uint32_t epoch, uint32_t from, uint32_t count, bool last)
+void answer_ended(struct member *m, uint32_t number, uint32_t epoch, uint32_t from, uint32_t count,
+                  uint32_t ended, bool last)
 {
     struct tly_writer w = {0};
     tly_write32(&w, number);
     tly_write32(&w, count);
-    tly_write32(&w, 0); /* that have ended */
+    tly_write32(&w, ended);
     for (uint32_t i = from; i < from + count; i++) {
         tly_write64(&w, 0x9e3779b97f4a7c15ull * (i + 1));
         tly_write32(&w, 1);
@@ -224,6 +225,11 @@ void answer_in(struct member *m, uint32_t number, uint32_t epoch, uint32_t from,
     }
     assert_false(w.failed);
     post(m, TLY_BEGUN, last ? TLY_LAST : 0, &w);
+}
+
+void answer_in(struct member *m, uint32_t number, uint32_t epoch, uint32_t from, uint32_t count, bool last)
+{
+    answer_ended(m, number, epoch, from, count, 0, last);
 }
 
 void answer(struct member *m, uint32_t number, uint32_t from, uint32_t count, bool last)

@@ -81,6 +81,9 @@ void announce(struct member *m);
 struct member *join(uint32_t i);
 /* To the invitation or preparation of this number: so many rounds are begun in an epoch, from this one on. */
 void answer_in(struct member *m, uint32_t number, uint32_t epoch, uint32_t from, uint32_t count, bool last);
+/* The last `ended` of them have ended: they are creates that the last COMMIT listed. */
+void answer_ended(struct member *m, uint32_t number, uint32_t epoch, uint32_t from, uint32_t count,
+                  uint32_t ended, bool last);
 void answer(struct member *m, uint32_t number, uint32_t from, uint32_t count, bool last);
 uint32_t state_of(const struct member *teller, uint32_t member);
 int set_up_with(const char *setting, const char *another);

@@ -46,6 +46,27 @@ static void test_a_rank_that_is_behind_comes_last(void **state)
     catch_up(0, 0);
 }
 
+/* The rank that is ahead names two creates that the last COMMIT listed, and which have ended since: the other gets them with that
+ * COMMIT.  What the other names of an older COMMIT does not count, and counts once it has the last one. */
+static void test_ended_creates_are_listed_again(void **state)
+{
+    struct member *a = resume(0, 5, TLY_SERVICE_GONE), *b = resume(1, 4, TLY_SERVICE_ACTIVE);
+    turn_until(&a->prepared, 1);
+    turn_until(&b->prepared, 1);
+    answer_ended(a, a->roster.epoch, 3, 0, 3, 2, true);
+    answer_ended(b, b->roster.epoch, 3, 2, 5, 3, true); /* 2 and 3, and 4 to 6 have ended */
+    turn_until(&b->committed, 1);
+    assert_int_equal(b->rounds, 4);
+    turn_until(&b->prepared, 2);
+    turn_until(&a->prepared, 2);
+    answer_ended(a, a->roster.epoch, 3, 0, 3, 2, true);
+    answer_ended(b, b->roster.epoch, 3, 2, 4, 1, true);
+    turn_until(&a->committed, 1);
+    turn_until(&b->committed, 2);
+    assert_int_equal(a->rounds, 6);
+    assert_int_equal(b->rounds, 6);
+}
+
 /* The next coordinator goes on with what the last one had found: tallyds that are not back yet have cards of their own, and one
  * that rests goes on resting. */
 static void test_the_next_coordinator_keeps_cards_and_rests(void **state)
@@ -136,6 +157,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_first, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_that_is_behind_comes_last, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_ended_creates_are_listed_again, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_the_next_coordinator_keeps_cards_and_rests, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_the_next_coordinator_has_all_on_one_host, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_rank_leaves_before_the_other_is_back, set_up, tear_down),
