@@ -33,6 +33,7 @@ static int close_behind_a_stream(int rank, void *arg)
     tally_op *op;
     open_gpu(&g, b->grouped ? rank : 0, "gpus=2 peers=0:1");
     tally_comm *c = job_open();
+    job_barrier(c); /* no GPU is lost while the other rank still opens its communicator */
     make(&x, 100000);
     memset(x.host, 0, x.bytes);
     upload(&g, &x);
