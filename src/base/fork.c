@@ -44,13 +44,18 @@ int tly_fd_own(int fd)
     return fd;
 }
 
+void tly_fd_disown(int fd)
+{
+    if (fd >= 0 && fd < MOST)
+        atomic_fetch_and_explicit(&owned[(unsigned)fd / BITS], ~(1ul << (unsigned)fd % BITS),
+                                  memory_order_relaxed);
+}
+
 void tly_fd_close(int fd)
 {
     if (fd < 0)
         return;
-    if (fd < MOST)
-        atomic_fetch_and_explicit(&owned[(unsigned)fd / BITS], ~(1ul << (unsigned)fd % BITS),
-                                  memory_order_relaxed);
+    tly_fd_disown(fd);
     close(fd);
 }
 

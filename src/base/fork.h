@@ -5,6 +5,8 @@
 
 /* Note a descriptor, so that a forked child closes it.  Returns fd. */
 int tly_fd_own(int fd);
+/* It is no longer ours: somebody else is about to close it. */
+void tly_fd_disown(int fd);
 /* Close it.  Negative is accepted. */
 void tly_fd_close(int fd);
 

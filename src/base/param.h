@@ -54,6 +54,10 @@
     X(TALLY_TOPO_LINKS, STR, topo_links, NULL, 0, 0, 0, "links file with more facts on it, as for `tally topo --links`") \
     X(TALLY_DEVICE_MEMORY, SIZE, device_memory, 268435456, 65536, 1ull << 40, 0, "pinned memory in which a rank stages the tensors of each GPU") \
     X(TALLY_SHM, INT, shm, 1, 0, 1, 0, "1: payloads between processes of one machine are in shared memory; 0: they go over TCP") \
+    X(TALLY_RDMA, INT, rdma, 1, 0, 1, 0, "1: payloads between machines go by RDMA where both have a device for it; 0: they go over TCP") \
+    X(TALLY_RDMA_DEVICE, STR, rdma_device, NULL, 0, 0, 0, "RDMA device to use, as ibv_devices names it; default the one with a GID for the address that TCP uses; needed on InfiniBand") \
+    X(TALLY_RDMA_GID, INT, rdma_gid, -1, -1, 255, 0, "index of the GID to use; -1: that of RoCE v2 for the address that TCP uses") \
+    X(TALLY_RDMA_CLASS, INT, rdma_class, 0, 0, 255, 0, "traffic class of RDMA packets, by which switches tell lossless traffic") \
     X(TALLY_LOCAL, STR, local, "on", 0, 0, 1, "ranks of one machine sum in shared memory: on or off") \
     X(TALLY_TRACE, STR, trace, NULL, 0, 0, 0, "write a timeline to this name (for FOLDER/: FOLDER/tally) and .START.rank-I.json or .START.service-I-LIFE.json; see docs/trace.md") \
     X(TALLY_TRACE_BYTES, SIZE, trace_bytes, 16777216, 65536, 1ull << 36, 0, "memory for the timeline in each process, 32 bytes a stamp; new stamps overwrite the oldest") \

@@ -1,7 +1,7 @@
 /* media.c - lists the media and chooses one of them: the best that both ends have and that connects.
  *
  * A roster lists endpoints of each service, one for each medium.  tly_link_dial() tries the media in the order of the list
- * below: shared memory within a machine, else TCP. */
+ * below: shared memory within a machine, else RDMA, else TCP. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +15,7 @@
 /* The media, best first: MEDIUM(x) is the constant tly_x in the folder x/.  meson.build reads these lines, too. */
 #define MEDIA \
     MEDIUM(shm) \
+    MEDIUM(rdma) \
     MEDIUM(tcp)
 
 #define MEDIUM(name) extern const struct tly_medium tly_##name;
@@ -142,7 +143,7 @@ static struct tly_door_config media_door_config(const struct tly_listener_config
                                     .copies = c->copies};
 }
 
-/* Without a door over the network there is no listener; others come by that one where another cannot be opened. */
+/* Without a door that can be found by its address there is no listener; others come by that one where another cannot be opened. */
 static int media_open_door(struct tly_listener *l, const struct tly_medium *m, int *reserved)
 {
     struct tly_door_config d = media_door_config(&l->config);
@@ -201,7 +202,7 @@ int tly_listener_reserve(const struct tly_listener_config *c, int *fd, uint16_t 
 uint16_t tly_listener_port(const struct tly_listener *l)
 {
     for (uint32_t i = 0; i < l->count; i++)
-        if (l->door[i]->port)
+        if (l->door[i]->medium->by_address)
             return l->door[i]->port;
     return 0;
 }
@@ -209,8 +210,11 @@ uint16_t tly_listener_port(const struct tly_listener *l)
 void tly_listener_endpoints(const struct tly_listener *l, struct tly_endpoints *out)
 {
     *out = (struct tly_endpoints){0};
-    for (uint32_t i = 0; i < l->count; i++)
-        tly_endpoints_add(out, l->door[i]->medium->scheme, l->door[i]->where);
+    for (int by_address = 1; by_address >= 0;
+         by_address--) /* the first with an address names the host and its port */
+        for (uint32_t i = 0; i < l->count; i++)
+            if (l->door[i]->medium->by_address == by_address)
+                tly_endpoints_add(out, l->door[i]->medium->scheme, l->door[i]->where);
 }
 
 void tly_listener_destroy(struct tly_listener *l)

@@ -159,9 +159,9 @@ struct tly_network {
 struct tly_medium {
     const char *scheme;       /* of its endpoints */
     const char *const *names; /* of its channels, for reports: best first, NULL at the end */
-    bool by_address;          /* its endpoints are HOST:PORT; else they are reached within a machine alone */
-    bool in_order;            /* bytes of a payload land in their order */
-    bool inside;              /* what it moves never leaves the machine: it needs no checksum */
+    bool by_address; /* who knows a process's HOST:PORT alone can dial it; else its endpoint must be known */
+    bool in_order;   /* bytes of a payload land in their order */
+    bool inside;     /* what it moves never leaves the machine: it needs no checksum */
 
     bool (*allowed)(const struct tly_params *params); /* NULL: always */
     int (*listen)(const struct tly_door_config *c, struct tly_door **out);

@@ -11,7 +11,6 @@ CALLED_BY_TESTS_ALONE = {
     "tly_call_register": "a test adds an operation without a line of src/",
     "tly_rule_register": "and a rule",
     "tly_stage_register": "and a stage",
-    "tly_verbs_load": "for RDMA",
     "tly_memory_announce": "for a medium that must register memory (RDMA)",
     "tly_reduce_variant": "benchmarks and failed tests name the variant",
 }

@@ -14,6 +14,7 @@ struct ends_medium {
     bool lends;   /* payloads that stay are shown */
     bool copies;  /* ... as to another process */
     bool loses;   /* payloads are not moved */
+    bool whole;   /* a payload is in place as soon as its header is known */
 };
 extern const struct ends_medium *via;
 void ends_use(const struct ends_medium *m);
