@@ -108,8 +108,7 @@ static void create_ended(tally_comm *c, struct tally_op *op, bool failed)
     }
     own->made->whole = true;
     tly_names_lock(&c->names);
-    tly_replica_destroy(op->tensor->replica);
-    op->tensor->replica = own->made;
+    op->tensor->replica = own->made; /* it had none: a name is created once */
     tly_names_unlock(&c->names);
     own->made = NULL;
 }
