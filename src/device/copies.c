@@ -27,16 +27,15 @@ void tly_copies_landed(struct tly_copies_lane *lane, struct tly_copies *c, uint3
         tly_list_append(&lane->operations, &c->node);
 }
 
-/* Take the first results that wait, as far as they are neighbours and not too long. */
+/* Take the first results that wait, as far as they are neighbours, until the copy is long enough. */
 static void copies_take(struct tly_copies *c, struct tly_copies_run *run)
 {
     uint32_t i = 0;
     while (!c->part[i].waits)
         i++;
     *run = (struct tly_copies_run){.of = c, .first = i, .at = c->part[i].at};
-    for (; i < c->parts && c->part[i].waits && c->part[i].at == run->at + run->bytes; i++) {
-        if (run->count && run->bytes + c->part[i].bytes > c->most)
-            break;
+    for (; i < c->parts && c->part[i].waits && c->part[i].at == run->at + run->bytes && run->bytes < c->most;
+         i++) {
         c->part[i].waits = false;
         run->bytes += c->part[i].bytes;
         run->count++;

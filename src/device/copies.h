@@ -28,7 +28,7 @@ struct tly_copies_part {
 
 /* An operation's results.  The caller sets the first three fields, and initialises the node. */
 struct tly_copies {
-    uint64_t most; /* bytes of a copy, but for that of a longer part */
+    uint64_t most; /* bytes of the input's copies; one of results takes parts until it has as many */
     uint32_t parts;
     struct tly_copies_part *part; /* borrowed: in the tensor's order */
     struct tly_list node;         /* in the lane, while results wait; owner: copies.c, as the next */

@@ -48,6 +48,21 @@ static void expect(struct tly_copies_lane *lane, const struct tly_copies *of, ui
     assert_int_equal(run.bytes, count * of->part[first].bytes);
 }
 
+/* Two parts of 512 KB of an input whose copies have 768 KB: each copy costs a pause. */
+static void copies_of_results_are_as_long_as_those_of_inputs(void **state)
+{
+    static struct tly_copies_part part[PARTS];
+    struct tly_copies_lane lane;
+    struct tly_copies c;
+    tly_copies_init(&lane);
+    make(&c, part, 512 * KB, tly_copies_bytes(8 * MB));
+    for (uint32_t i = 0; i < 5; i++)
+        tly_copies_landed(&lane, &c, i);
+    expect(&lane, &c, 0, 2);
+    expect(&lane, &c, 2, 2);
+    expect(&lane, &c, 4, 1);
+}
+
 /* While the lane has enough, results join, up to the longest copy. */
 static void results_join(void **state)
 {
@@ -137,9 +152,8 @@ static void any_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(inputs),
-        cmocka_unit_test(results_join),
-        cmocka_unit_test(gaps),
+        cmocka_unit_test(inputs),       cmocka_unit_test(copies_of_results_are_as_long_as_those_of_inputs),
+        cmocka_unit_test(results_join), cmocka_unit_test(gaps),
         cmocka_unit_test(any_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
