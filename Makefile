@@ -10,6 +10,7 @@
 #   make clean      remove what was built; build/venv stays
 #   make asan, make ubsan, make tsan    the C tests under a sanitizer
 #   make lint       formatting, static checks, spelling;  make format mends the formatting
+#   make test-rdma  RDMA: the tests of verbs on a card that is not there, and on Linux's Soft-RoCE in a virtual machine
 #   make fuzz       each fuzzer for SECONDS (60)
 #   make chaos      SEEDS (100) jobs to which random things happen, and all tests of faults and of cards that change
 #
@@ -28,7 +29,7 @@ build = scripts/build.sh meson -Dprefix=$(PREFIX)
 venv = build/venv/bin/python
 data = /usr/share/datasets/fashion-mnist
 
-.PHONY: all demo test test-all bench install clean asan ubsan tsan lint format fuzz chaos help
+.PHONY: all demo test test-all test-rdma bench install clean asan ubsan tsan lint format fuzz chaos help
 .NOTPARALLEL:
 
 all:
@@ -47,6 +48,11 @@ test:
 
 test-all:
 	@$(MAKE) test LONG=all
+
+test-rdma:
+	@$(setup) test
+	@$(build)
+	@$(venv) scripts/run_tests rdma soft_roce
 
 bench:
 	@$(setup) bench

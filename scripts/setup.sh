@@ -1,7 +1,7 @@
 #!/bin/sh
 # setup.sh - install what a target of the Makefile needs and this machine lacks.
 #
-#   scripts/setup.sh build | test | demo | bench | lint | fuzz
+#   scripts/setup.sh build | test | demo | bench | lint | fuzz | rdma
 #
 # Two kinds of things: Debian packages, and build/venv, a virtual environment with PyTorch.  Nothing is done
 # where nothing lacks.  Where this user may not install, it prints the one command that does, and fails.
@@ -31,8 +31,10 @@ test) packages="$build libcmocka-dev iproute2 nftables spin gcc-aarch64-linux-gn
 demo) packages="$build dataset-fashion-mnist" ;;
 bench) packages="$build iproute2 libopenmpi-dev dataset-fashion-mnist" ;;
 lint) packages="$build libcmocka-dev clang clang-format clang-tidy" python=no ;; # clang: for the kernels (ptx.sh)
+# For a virtual machine with Soft-RoCE (test/rdma/run_rxe_vm.sh).
+rdma) packages="qemu-system-x86 busybox-static ibverbs-providers iproute2" python=no ;;
 fuzz) packages="$build clang llvm libclang-rt-14-dev" python=no ;;
-*) fail "unknown target '$target'; there are build, test, demo, bench, lint and fuzz" ;;
+*) fail "unknown target '$target'; there are build, test, demo, bench, lint, fuzz and rdma" ;;
 esac
 
 # A build/venv that is in PATH is ours, not the environment to look into.

@@ -92,7 +92,7 @@ static void transitions_want_all_attributes(void **state)
 {
     struct end e;
     struct tly_ibv_qp_attr a = {.qp_state = TLY_IBV_QPS_RTR};
-    end_open(&e);
+    end_open(&e, 0);
     end_init(&e);
     assert_int_equal(tly_verbs.modify_qp(e.qp, &a, TLY_IBV_QP_STATE | TLY_IBV_QP_AV), EINVAL);
     a.qp_state = TLY_IBV_QPS_RTS;
@@ -108,7 +108,7 @@ static void ends_must_agree(void **state)
     for (int what = 0; what < 3; what++) {
         struct end e[2];
         for (int i = 0; i < 2; i++) {
-            end_open(&e[i]);
+            end_open(&e[i], i);
             end_init(&e[i]);
         }
         struct end_address other = e[0].own;
@@ -131,7 +131,7 @@ static void a_cq_that_overruns_ends_its_queue_pairs(void **state)
 {
     struct end e[2];
     for (int i = 0; i < 2; i++) {
-        end_open(&e[i]);
+        end_open(&e[i], i);
         e[i].cqe = 2;
         end_init(&e[i]);
     }
@@ -186,7 +186,7 @@ static void a_message_establishes_a_connection(void **state)
 {
     struct end e[2];
     for (int i = 0; i < 2; i++) {
-        end_open(&e[i]);
+        end_open(&e[i], i);
         end_init(&e[i]);
     }
     end_connect(&e[0], &e[1].own);
@@ -213,7 +213,7 @@ static void a_message_establishes_a_connection(void **state)
 static void memory_is_checked_when_it_is_registered(void **state)
 {
     struct end e;
-    end_open(&e);
+    end_open(&e, 0);
     assert_null(tly_verbs.reg_mr(e.pd, e.memory, 8, TLY_IBV_ACCESS_REMOTE_WRITE));
     assert_int_equal(errno, EINVAL);
     char *hole = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -229,7 +229,7 @@ static void memory_is_checked_when_it_is_registered(void **state)
 static void the_nth_call_fails(void **state)
 {
     struct end e;
-    end_open(&e);
+    end_open(&e, 0);
     fake_verbs_set("fail=ibv_create_cq:ENOMEM:2:2");
     struct tly_ibv_cq *first = tly_verbs.create_cq(e.context, 4, NULL, NULL, 0);
     assert_non_null(first);
@@ -245,7 +245,7 @@ static void memory_that_may_be_locked_ends(void **state)
 {
     fake_verbs_set("memlock=1048576");
     struct end e;
-    end_open(&e);
+    end_open(&e, 0);
     uint8_t byte;
     assert_null(tly_verbs.reg_mr(e.pd, &byte, 1, 0));
     assert_int_equal(errno, ENOMEM);
@@ -284,7 +284,7 @@ static void a_link_goes_down_and_comes_back(void **state)
     struct end e[2];
     struct tly_ibv_port_attr port = {0};
     for (int i = 0; i < 2; i++) {
-        end_open(&e[i]);
+        end_open(&e[i], i);
         e[i].timeout = 0; /* for ever */
         end_init(&e[i]);
     }
@@ -468,7 +468,7 @@ static void leave_an_event(void)
 static void leave_objects(void)
 {
     struct end e;
-    end_open(&e);
+    end_open(&e, 0);
     tly_verbs.close_device(e.context);
 }
 

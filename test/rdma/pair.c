@@ -17,20 +17,24 @@
 
 enum { PATIENCE_MS = 60000, PSN = 0x123456 };
 
-static bool end_is_wanted(const struct tly_ibv_device *d)
+static bool end_is_wanted(const struct tly_ibv_device *d, int which)
 {
-    const char *name = getenv("TEST_RDMA_DEVICE");
-    return !name || strcmp(name, d->name) == 0;
+    const char *names = getenv("TEST_RDMA_DEVICE"), *comma = names ? strchr(names, ',') : NULL;
+    if (!names)
+        return true;
+    const char *name = which && comma ? comma + 1 : names;
+    size_t length = strcspn(name, ",");
+    return strlen(d->name) == length && strncmp(d->name, name, length) == 0;
 }
 
-static struct tly_ibv_context *end_open_device(struct tly_ibv_port_attr *port)
+static struct tly_ibv_context *end_open_device(int which, struct tly_ibv_port_attr *port)
 {
     int count;
     struct tly_ibv_device **list = tly_verbs.get_device_list(&count);
     struct tly_ibv_context *found = NULL;
     assert_non_null(list);
     for (int i = 0; i < count && !found; i++) {
-        if (!end_is_wanted(list[i]))
+        if (!end_is_wanted(list[i], which))
             continue;
         struct tly_ibv_context *c = tly_verbs.open_device(list[i]);
         memset(port, 0, sizeof *port);
@@ -60,13 +64,13 @@ static void end_choose_gid(struct end *e, const struct tly_ibv_port_attr *port)
     assert_int_equal(tly_verbs.query_gid(e->context, 1, e->gid_index, &e->own.gid), 0);
 }
 
-void end_open(struct end *e)
+void end_open(struct end *e, int which)
 {
     struct tly_ibv_port_attr port;
-    *e = (struct end){.cqe = 4 * END_WR, .timeout = 10, .retries = 2, .rnr_retries = 7, .rnr_timer = 1};
+    *e = (struct end){.cqe = 4 * END_WR, .timeout = 14, .retries = 6, .rnr_retries = 7, .rnr_timer = 1};
     if (tly_verbs_load() != 0)
         fail_msg("%s", tly_error());
-    e->context = end_open_device(&port);
+    e->context = end_open_device(which, &port);
     assert_non_null(e->context);
     end_choose_gid(e, &port);
     e->memory = mmap(NULL, END_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -148,7 +152,7 @@ void end_connect(struct end *e, const struct end_address *to)
 void ends_open(struct end e[2])
 {
     for (int i = 0; i < 2; i++) {
-        end_open(&e[i]);
+        end_open(&e[i], i);
         end_init(&e[i]);
     }
     end_connect(&e[0], &e[1].own);

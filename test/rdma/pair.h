@@ -33,8 +33,8 @@ struct end {
     int cqe, timeout, retries, rnr_retries, rnr_timer;
 };
 
-/* Open the first device whose port is up, or the one that TEST_RDMA_DEVICE names. */
-void end_open(struct end *e);
+/* Open a device for end 0 or 1: the first whose port is up, or the end's in TEST_RDMA_DEVICE ("DEVICE,DEVICE"). */
+void end_open(struct end *e, int which);
 /* INIT: receives can be posted. */
 void end_init(struct end *e);
 /* RTR and RTS. */

@@ -1,6 +1,6 @@
 /* verbs_smoke.c - what Tally relies on of verbs: the same program passes on the fake card and on Linux's Soft-RoCE.
  *
- * TEST_RDMA_DEVICE names the device; without it it is the first whose port is up. */
+ * TEST_RDMA_DEVICE=DEVICE,DEVICE names the devices of the two ends. */
 #include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -170,7 +170,7 @@ static void a_completion_frees_what_is_before_it(void **state)
 static void nothing_is_posted_too_early(void **state)
 {
     struct end e;
-    end_open(&e);
+    end_open(&e, 0);
     end_init(&e);
     assert_int_not_equal(end_send(&e, 1, 0, 8, SIGNALED), 0);
     end_receive(&e, 2, 0, 8);
@@ -248,7 +248,7 @@ static void a_receiver_that_is_not_ready(void **state)
 {
     struct end e[2];
     for (int i = 0; i < 2; i++) {
-        end_open(&e[i]);
+        end_open(&e[i], i);
         e[i].rnr_retries = 1;
         end_init(&e[i]);
     }
@@ -330,7 +330,7 @@ static void a_sender_that_is_destroyed_leaves_no_trace(void **state)
 static void busy_objects_stay(void **state)
 {
     struct end e;
-    end_open(&e);
+    end_open(&e, 0);
     end_init(&e);
     assert_int_equal(tly_verbs.dealloc_pd(e.pd), EBUSY);
     assert_int_equal(tly_verbs.destroy_cq(e.cq), EBUSY);
@@ -356,7 +356,7 @@ static void child(int fd)
 {
     struct end e;
     struct end_address to;
-    end_open(&e);
+    end_open(&e, 1);
     end_init(&e);
     end_receive(&e, 1, HALF, 4096);
     give(fd, &e.own, sizeof e.own);
@@ -387,7 +387,7 @@ static void two_processes(void **state)
         child(pair[1]);
     }
     close(pair[1]);
-    end_open(&e);
+    end_open(&e, 0);
     end_init(&e);
     take(pair[0], &to, sizeof to);
     end_connect(&e, &to);
