@@ -565,14 +565,14 @@ static void comm_say_goodbye(tally_comm *c)
     tly_member_goodbye(&c->member);
 }
 
-/* What Tally's threads in this process have cost for each 10^9 bytes of its operations. */
-static void comm_sum_up_cost(uint64_t bytes, char *out, size_t len)
+/* What Tally's threads in this process have cost since it opened, for each 10^9 bytes of its operations. */
+static void comm_sum_up_cost(const tally_comm *c, uint64_t bytes, char *out, size_t len)
 {
     char seconds[TLY_NUMBER_TEXT];
     out[0] = '\0';
     if (bytes >= 1 << 20)
         snprintf(out, len, "; %s s of processor time for 1 GB on this rank",
-                 tly_number_text((double)tly_thread_cpu() / (double)bytes, seconds));
+                 tly_number_text((double)tly_comm_cpu(c) / (double)bytes, seconds));
 }
 
 /* Has nothing failed, so that this rank may leave? */
@@ -622,7 +622,7 @@ int tally_comm_close(tally_comm *c)
     tly_comm_count(c, &ops, &bytes);
     char pace[TLY_SENTENCE + 200], moved[TLY_BYTES_TEXT], cost[TLY_NUMBER_TEXT + 60];
     tly_pace_sum_up(c, pace, sizeof pace);
-    comm_sum_up_cost(bytes, cost, sizeof cost);
+    comm_sum_up_cost(c, bytes, cost, sizeof cost);
     tly_loop_unlock(&c->loop);
     tly_loop_wake(&c->loop);
     /* Others may still need our service or the coordinator; and the goodbye must get out, to the next coordinator if there

@@ -141,6 +141,8 @@ void tly_comm_begin(tally_comm *c, void (*follows)(tally_comm *c, int err));
 void tly_comm_opened(tally_comm *c);
 /* Seconds since. */
 double tly_comm_age(const tally_comm *c);
+/* Processor time (ns) that Tally's threads of this process have cost since then. */
+uint64_t tly_comm_cpu(const tally_comm *c);
 /* In the loop.  All ends: connections, operations, this rank's part in the job. */
 void tly_comm_fail(tally_comm *c, int err, const char *sentence);
 /* In the loop.  The job cannot go on.  The coordinator hears why, and says it to all; if it says nothing for `ns`, this rank

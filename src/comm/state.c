@@ -11,6 +11,7 @@
 #include "base/event.h"
 #include "base/fork.h"
 #include "base/list.h"
+#include "base/thread.h"
 #include "comm/comm.h"
 #include "comm/epoch/epoch.h"
 #include "comm/op/active.h"
@@ -77,7 +78,8 @@ int tally_comm_status(const tally_comm *c, const char **sentence)
 
 void tly_comm_begin(tally_comm *c, void (*follows)(tally_comm *c, int err))
 {
-    c->origin = (struct tly_origin){.generation = tly_fork_generation(), .opener = getpid()};
+    c->origin = (struct tly_origin){
+        .generation = tly_fork_generation(), .opener = getpid(), .cpu_before = tly_thread_cpu()};
     c->failure.follows = follows;
 }
 
@@ -89,6 +91,11 @@ void tly_comm_opened(tally_comm *c)
 double tly_comm_age(const tally_comm *c)
 {
     return (double)(tly_now() - c->origin.opened_at) / TLY_SEC;
+}
+
+uint64_t tly_comm_cpu(const tally_comm *c)
+{
+    return tly_thread_cpu() - c->origin.cpu_before;
 }
 
 bool tly_comm_is_forked(const tally_comm *c)

@@ -18,6 +18,7 @@ struct tly_origin {
     unsigned generation; /* of forks */
     int opener;          /* pid */
     int64_t opened_at;   /* 0: it is being opened */
+    uint64_t cpu_before; /* ns that Tally's threads of this process had cost when it began to open */
 };
 
 struct tly_failure {

@@ -89,13 +89,14 @@ struct tly_job {
     int64_t dead_ns, late_ns;
     struct tly_list sessions;
 
-    bool mortal;                    /* may die alone: a tallyd's.  Then its ranks hear what is stable */
-    bool redo_waits;                /* rounds wait for memory for their results */
-    bool copies_wait;               /* answers of shared tensors wait for memory for their copies */
-    bool restore_waits;             /* so do rounds whose results come from a rank (redo.c) */
-    uint32_t sessions_seen;         /* counts sessions of ranks */
-    uint32_t ranks;                 /* 0: no epoch yet */
-    uint32_t left;                  /* ranks that are gone */
+    uint64_t cpu_before;    /* ns that Tally's threads of this process had cost when the job was created */
+    bool mortal;            /* may die alone: a tallyd's.  Then its ranks hear what is stable */
+    bool redo_waits;        /* rounds wait for memory for their results */
+    bool copies_wait;       /* answers of shared tensors wait for memory for their copies */
+    bool restore_waits;     /* so do rounds whose results come from a rank (redo.c) */
+    uint32_t sessions_seen; /* counts sessions of ranks */
+    uint32_t ranks;         /* 0: no epoch yet */
+    uint32_t left;          /* ranks that are gone */
     uint64_t part_bytes, part_most; /* unit of the newest epoch, longest part of any */
     bool window_fixed;              /* the user has set the window */
     uint64_t first_window;          /* charge bytes that a new connection may push */

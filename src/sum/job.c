@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "base/slot.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "membership/place.h"
 #include "sum/crew.h"
 #include "sum/internal.h"
@@ -252,6 +253,7 @@ int tly_job_create(struct tly_house *h, const struct tly_params *params, const s
     job->loop = h->loop;
     job->mortal = h->loop != &h->own_loop;
     job->params = params;
+    job->cpu_before = tly_thread_cpu();
     job->identity = *identity;
     job->identity.role = TLY_ROLE_SERVICE;
     job->identity.rank = TLY_NO_RANK;

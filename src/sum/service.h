@@ -21,9 +21,9 @@ struct tly_service_facts {
     uint64_t bytes_summed; /* of results */
     uint64_t parts_summed, rounds_open, bytes_in_use, bytes_peak, memory_limit, slots_dropped;
     uint64_t bytes_received, bytes_sent; /* over the connections to ranks, headers too */
-    uint64_t cpu_us;                     /* processor time of Tally's threads in its process */
-    uint64_t waiting_ms;                 /* of the round that has waited longest; 0: none waits */
-    char waits_for[200];                 /* what it waits for, in words; empty: nothing */
+    uint64_t cpu_us;     /* processor time of Tally's threads in its process since the job began there */
+    uint64_t waiting_ms; /* of the round that has waited longest; 0: none waits */
+    char waits_for[200]; /* what it waits for, in words; empty: nothing */
 };
 
 /* Listen at `address` (port 0: any within TALLY_PORTS) for members of the job that `identity` names.  `loop`

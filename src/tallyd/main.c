@@ -225,7 +225,6 @@ static int tallyd_job(const struct tly_place *place, const struct tly_params *pa
     tly_member_init(&member, &loop, place, params, false);
     member.cancelled = tallyd_cancelled;
     tallyd_begin_pulse(&loop, &member);
-    uint64_t before = tly_thread_cpu() / 1000;
     err = tly_member_find(&member, patience_s);
     if (!err)
         err = tly_member_connect(&member, patience_s);
@@ -240,7 +239,7 @@ static int tallyd_job(const struct tly_place *place, const struct tly_params *pa
             "job '%s' has ended: %s summed in %llu parts, at most %s of memory, %.1f s of processor time",
             member.identity.job, tly_bytes_text(facts.bytes_summed, summed),
             (unsigned long long)facts.parts_summed, tly_bytes_text(facts.bytes_peak, peak),
-            (double)(facts.cpu_us - before) / 1e6);
+            (double)facts.cpu_us / 1e6);
     }
     char sentence[TLY_SENTENCE];
     snprintf(sentence, sizeof sentence, "%s", tly_error());

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "job.h"
 #include "raw.h"
 #include "sum/internal.h"
@@ -204,6 +205,19 @@ static void test_same_names(void **state)
     assert_true(result(0, 0) == 3);
     assert_int_equal(facts(0).parts_summed, 1);
     assert_int_equal(facts(1).parts_summed, 1);
+}
+
+/* A process serves one job after the other: each job's processor time is its own. */
+static void test_processor_time_of_a_later_job(void **state)
+{
+    begin_job(0);
+    for (uint64_t key = 1; tly_thread_cpu() < 1000000; key++)
+        sum(0, key, 1);
+    tly_job_destroy(t.job[1]);
+    uint64_t before = tly_thread_cpu();
+    create(1);
+    uint64_t of_job = facts(1).cpu_us * 1000;
+    assert_true(of_job <= tly_thread_cpu() - before);
 }
 
 static void turned_away(const struct tly_identity *as, int err)
@@ -587,6 +601,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_same_names, begin, end),
+        cmocka_unit_test_setup_teardown(test_processor_time_of_a_later_job, begin, end),
         cmocka_unit_test_setup_teardown(test_strangers, begin, end),
         cmocka_unit_test_setup_teardown(test_decoy, begin, end),
         cmocka_unit_test_setup_teardown(test_silent_strangers, begin, end),
