@@ -112,18 +112,19 @@ static struct tly_keep *append_keep(struct tly_peer *p)
     return k;
 }
 
-void tly_keep_part(struct tly_peer *p, struct tly_part *part)
+bool tly_keep_part(struct tly_peer *p, struct tly_part *part)
 {
     struct tly_keep *k = append_keep(p);
     if (!k)
-        return;
+        return false;
     tly_peer_head(part, &k->head);
     if (keep_copy_aside(p->comm, k, part)) {
         tly_op_settled(p->comm, part);
-    } else {
-        k->part = part;
-        part->keep = k;
+        return false;
     }
+    k->part = part;
+    part->keep = k;
+    return true;
 }
 
 void tly_keep_verdict(struct tly_peer *p, const struct tly_part *part, int err, const char *sentence)

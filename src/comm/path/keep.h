@@ -42,8 +42,8 @@ void tly_keep_init(tally_comm *c);
 void tly_keep_begin(tally_comm *c);
 /* With all that peers have. */
 void tly_keep_finish(tally_comm *c);
-/* A service that can die alone has delivered a part. */
-void tly_keep_part(struct tly_peer *p, struct tly_part *part);
+/* A service that can die alone has delivered a part.  True: the operation waits until all ranks have it. */
+bool tly_keep_part(struct tly_peer *p, struct tly_part *part);
 /* ... or a verdict on the part's operation, which is about to end with it. */
 void tly_keep_verdict(struct tly_peer *p, const struct tly_part *part, int err, const char *sentence);
 /* ... or what no operation here waits for: it has its place in the order of deliveries, and is never passed on. */

@@ -212,16 +212,17 @@ static void peer_ask_stable(tally_comm *c)
 static void peer_on_result(struct tly_peer *peer, const struct tly_frame *f, const void *data)
 {
     struct tly_part *p = tly_op_find_part(peer, f);
-    bool last = f->flags & TLY_LAST, urgent = peer_givers_wait(peer, p), whole = false;
+    bool last = f->flags & TLY_LAST, urgent = peer_givers_wait(peer, p), ask = false;
     if (p && peer_awaits_result(p) && (data || f->payload == 0)) {
         p->landed += f->payload;
         if (last) {
             tly_part_stamp(p, TLY_AT_LANDED);
             p = tly_op_landed(peer->comm, p);
-            whole =
-                p && p->op->bytes > peer->comm->params.retain_bytes && tly_progress_waits(&p->op->progress);
+            bool all = p && tly_progress_missing(&p->op->progress) == 0;
+            ask =
+                all && p->op->bytes > peer->comm->params.retain_bytes && tly_progress_waits(&p->op->progress);
             if (p && peer->mortal)
-                tly_keep_part(peer, p);
+                ask |= tly_keep_part(peer, p) && all && !p->quiet;
             else if (p)
                 tly_op_settled(peer->comm, p);
         }
@@ -230,7 +231,7 @@ static void peer_on_result(struct tly_peer *peer, const struct tly_frame *f, con
     }
     if (last)
         peer_count_received(peer, urgent ? UINT32_MAX : peer_news(peer, f->length));
-    if (whole)
+    if (ask)
         peer_ask_stable(peer->comm);
 }
 
