@@ -245,23 +245,33 @@ out:
     return err;
 }
 
+/* The least memory of a service that may have a share: of one that has room for parts of `part_most`. */
+static uint64_t start_least_memory(const struct tly_roster *r)
+{
+    uint64_t least = UINT64_MAX;
+    for (uint32_t i = 0; i < r->service_count; i++) {
+        uint64_t memory = r->services[i].memory;
+        if (memory && memory < least && !tly_roster_lacks_memory(r, i))
+            least = memory;
+    }
+    return least;
+}
+
 /* Between which sizes parts may be in any epoch: what memory and checks must reckon with. */
 static void start_set_part_bounds(const struct tly_coordinator *c, struct tly_roster *r)
 {
     double fastest = 0;
     bool known = true;
-    uint64_t least = UINT64_MAX;
     for (uint32_t i = 0; i < r->service_count; i++) {
-        uint64_t memory = r->services[i].memory;
-        least = memory && memory < least ? memory : least;
         fastest = fmax(fastest, (double)r->services[i].bandwidth / 8);
         known &= r->services[i].bandwidth > 0;
     }
     r->part_least = c->part_bytes ? c->part_bytes : tly_plan_part_bytes(1);
     uint32_t unit = tly_plan_part_bytes(known ? fastest : 0);
     r->window_fixed = c->window_parts || c->credit_bytes; /* for parts of a unit */
-    uint32_t most = r->window_fixed ? unit : tly_plan_part_most(unit, least, r->rank_count);
-    r->part_most = c->part_bytes ? c->part_bytes : most;
+    r->part_most = c->part_bytes ? c->part_bytes : unit;
+    if (!c->part_bytes && !r->window_fixed)
+        r->part_most = tly_plan_part_most(unit, start_least_memory(r), r->rank_count);
     r->part_bytes = c->part_bytes ? c->part_bytes : tly_plan_part_bytes(tly_roster_usual(r));
 }
 

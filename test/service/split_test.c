@@ -216,6 +216,20 @@ static void a_tallyd_without_memory_sums_nothing(void **state)
             .ranks = 3, .tallyds = 1, .settings = SETTINGS(NULL), .tallyd_options = {"--memory", "15K"}});
 }
 
+/* ... and does not shorten the parts of the others: the longest have 512 KB. */
+static void a_tallyd_without_memory_leaves_parts_as_long(void **state)
+{
+    run(
+        (struct expectation){
+            .share = {1. / 3, 1. / 3, 1. / 3, 0},
+            .seconds = 8 * 4 / 3.,
+            .says = "gets no share: it has 102 KB of memory, and parts of 3 ranks and a result take 2.1 MB"},
+        (struct job){.ranks = 3,
+                     .tallyds = 1,
+                     .settings = {"TALLY_BANDWIDTH=1G"},
+                     .tallyd_options = {"--memory", "100K"}});
+}
+
 static void splits_for_comparison(void **state)
 {
     run((struct expectation){.share = {0.25, 0.25, 0.25, 0.25, 0}, .seconds = 8 * 6 / 4.},
@@ -339,6 +353,7 @@ int main(void)
         cmocka_unit_test(hosts_of_one_id_share_a_card),
         cmocka_unit_test(slow_sums_get_less),
         cmocka_unit_test(a_tallyd_without_memory_sums_nothing),
+        cmocka_unit_test(a_tallyd_without_memory_leaves_parts_as_long),
         cmocka_unit_test(splits_for_comparison),
         cmocka_unit_test(cards_are_measured_where_that_makes_sense),
         cmocka_unit_test(server_without_tallyd),
