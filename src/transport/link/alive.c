@@ -16,6 +16,20 @@ void tly_link_note_heard(struct tly_link *l)
     }
     l->last_heard = now;
     l->asked_at = 0;
+    l->arrived = 0;
+}
+
+/* Bytes count as a sign of life also while they wait in the kernel for more to come (stream.c).  The first look in a silence only notes
+ * how many have come. */
+static void link_look_for_bytes(struct tly_link *l)
+{
+    struct tly_link_load load;
+    if (tly_link_load(l, &load) != 0)
+        return;
+    bool more = l->arrived && load.arrived > l->arrived;
+    if (more)
+        tly_link_note_heard(l);
+    l->arrived = load.arrived;
 }
 
 void tly_link_look_alive(struct tly_link *l)
@@ -25,6 +39,8 @@ void tly_link_look_alive(struct tly_link *l)
             tly_link_end(l, ETIMEDOUT,
                          l->state == TLY_LINK_CONNECTING ? "no answer" : "no answer in the handshake");
     } else if (l->state == TLY_LINK_OPEN) {
+        if (l->silence_ns && l->loop->awake - l->last_heard > l->silence_ns / 4)
+            link_look_for_bytes(l);
         if (l->silence_ns && l->loop->awake - l->last_heard > l->silence_ns)
             tly_link_end(l, ETIMEDOUT, "silent");
         else if (l->loop->now - l->last_spoken >= BEAT_MS * TLY_MS)
@@ -51,6 +67,7 @@ bool tly_link_await(struct tly_link *l, bool awaited)
         l->asked_at = 0;
         return true;
     }
+    link_look_for_bytes(l);
     bool takes = link_still_takes(l); /* the question is behind that */
     if (takes || !l->asked_at)
         l->asked_at = now;

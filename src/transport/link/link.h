@@ -44,9 +44,10 @@ struct tly_link {
     struct tly_strangers *strangers; /* borrowed: the door's, while this link counts as shaking there */
     int64_t deadline;                /* of the handshake, on the loop's awake clock */
     int64_t silence_ns;
-    int64_t last_heard;  /* awake clock */
-    int64_t asked_at;    /* awake clock: since when a sign of life is asked for in vain; 0: it is not */
-    uint64_t acked;      /* bytes that the peer's kernel had confirmed by the last question */
+    int64_t last_heard; /* awake clock */
+    int64_t asked_at;   /* awake clock: since when a sign of life is asked for in vain; 0: it is not */
+    uint64_t arrived;   /* bytes that our kernel had received at the last look in this silence; 0: none yet */
+    uint64_t acked;     /* bytes that the peer's kernel had confirmed by the last question */
     int64_t gap, gap_at; /* the last long time in which nothing was heard, and when that ended; awake clock */
     int64_t last_spoken; /* monotonic clock */
 
