@@ -76,6 +76,14 @@ static inline uint64_t tly_plan_sum_credit(int active, bool far, uint64_t part_b
     return all > least ? all : least;
 }
 
+/* Of an all-reduce's credit, what each of a machine's lists of parts gets, which lie behind one card: the same for all, and never
+ * less than 12 units. */
+static inline uint64_t tly_plan_list_credit(uint64_t credit, unsigned lists, uint64_t unit)
+{
+    uint64_t each = credit / lists, least = 12 * unit < credit ? 12 * unit : credit;
+    return each > least ? each : least;
+}
+
 /* Length of the part that begins at byte `at` of a tensor.  Parts are small at both ends of a list, an eighth of the unit or
  * a little more, and grow with the distance from them, so that the first results come early, the last parts do not keep
  * anybody waiting, and shares end nearly exactly: a part is at most 1 / (2 active) of what lies on either side of its

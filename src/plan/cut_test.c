@@ -139,13 +139,24 @@ static void test_credit(void **state)
     }
 }
 
+/* Ranks of one machine share its card: together they have as much on their way as one rank, or 12 units each. */
+static void test_credit_of_lists(void **state)
+{
+    const uint64_t unit = 32 << 10;
+    assert_int_equal(tly_plan_list_credit(2 << 20, 1, unit), 2 << 20);
+    assert_int_equal(tly_plan_list_credit(2 << 20, 2, unit), 1 << 20);
+    assert_int_equal(tly_plan_list_credit(2 << 20, 8, unit), 12 * unit);
+    assert_int_equal(tly_plan_list_credit(12 * unit, 8, unit), 12 * unit);
+    assert_int_equal(tly_plan_list_credit(5 * unit, 8, unit), 5 * unit);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_part_bytes),    cmocka_unit_test(test_part_most),
         cmocka_unit_test(test_longest_parts), cmocka_unit_test(test_parts_of_packets),
         cmocka_unit_test(test_broadcasts),    cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_credit),
+        cmocka_unit_test(test_credit),        cmocka_unit_test(test_credit_of_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

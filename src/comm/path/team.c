@@ -52,6 +52,7 @@
 #include "local/local.h"
 #include "local/segment.h"
 #include "membership/roster.h"
+#include "plan/cut.h"
 
 static struct tly_part *team_stage_part(struct tly_local_piece *piece)
 {
@@ -178,13 +179,16 @@ static uint32_t team_stage_carriers(const tally_comm *c, const struct tally_op *
     return k->number[list];
 }
 
-/* Credit of an all-reduce: one for each list that this rank is in, so that all machines have as much in flight, however many ranks
+/* Credit of an all-reduce: that of each list that this rank is in, so that all machines have as much in flight, however many ranks
  * they have.  A reduce and a broadcast have one credit, as a reduce-scatter has: more would not make them faster (docs/why/comm.md). */
 static uint64_t team_stage_credit(const tally_comm *c, const struct tally_op *op, uint64_t credit)
 {
+    const struct tly_carriers *k = op->group->carriers;
     bool told = c->params.credit_bytes != 0;
-    return told || op->call->root ? credit
-                                  : credit * tly_carriers_lists_of(op->group->carriers, (uint32_t)c->rank);
+    if (told || op->call->root)
+        return credit;
+    return tly_plan_list_credit(credit, (unsigned)k->lists, op->epoch->part_bytes) *
+           tly_carriers_lists_of(k, (uint32_t)c->rank);
 }
 
 /* The machine's first rank tells the others in which order GPUs sum parts. */
