@@ -1,7 +1,7 @@
 /* kept.c - the table of shared tensors' parts: memory for their values, and how far each rank has come.
  *
- * A part's values are reserved in the job's quota beside what its rounds need at least.  They stay until the job ends, or until all
- * ranks have given the part up (regain.c).  What is done to them is its rule's business (ops/shared/service.c). */
+ * Memory for a part's values is reserved in the job's quota, beside the least that rounds need.  The values stay until the job ends,
+ * or until no rank needs the part (regain.c).  The rules of shared tensors change them (ops/shared/service.c). */
 #include "sum/kept.h"
 
 #include <inttypes.h>
@@ -66,7 +66,7 @@ void tly_kept_drop(struct tly_job *job, struct tly_kept *s)
     kept_destroy(job, s);
 }
 
-/* An earlier create of that name has failed somewhere, and left parts here. */
+/* An earlier create of that name has failed, and may have left parts here: drop them. */
 static void kept_drop_earlier(struct tly_job *job, const struct tly_frame *f)
 {
     struct tly_kept *s, **earlier = malloc((job->kept.count + 1) * sizeof *earlier);
@@ -78,7 +78,7 @@ static void kept_drop_earlier(struct tly_job *job, const struct tly_frame *f)
     free(earlier);
 }
 
-/* Memory for its values, beside what rounds need. */
+/* Reserve memory for the part's values, beside what rounds need.  False: there is none. */
 static bool kept_take_memory(struct tly_job *job, struct tly_kept *s)
 {
     uint64_t bytes = tly_slot_bytes(s->length);
@@ -93,7 +93,7 @@ static bool kept_take_memory(struct tly_job *job, struct tly_kept *s)
     return s->values != NULL;
 }
 
-/* An entry of the table, without values. */
+/* Enter the part into the table, without values.  NULL: no memory, or the table is full. */
 static struct tly_kept *kept_enter(struct tly_job *job, const struct tly_frame *f)
 {
     struct tly_kept *s = calloc(1, sizeof *s + job->ranks * sizeof *s->rank);
@@ -113,7 +113,7 @@ static struct tly_kept *kept_enter(struct tly_job *job, const struct tly_frame *
     s->giver = TLY_NO_PEER;
     for (uint32_t i = 0; i < job->ranks; i++) {
         s->rank[i].last = f->round;
-        s->rank[i].named = job->by_rank[i] && job->by_rank[i]->speaks; /* maybe before the entry was here */
+        s->rank[i].named = job->by_rank[i] && job->by_rank[i]->speaks; /* maybe of this part too */
     }
     return s;
 }
@@ -181,7 +181,7 @@ void tly_kept_write(const struct tly_job *job, const struct tly_kept *s, uint8_t
 void tly_kept_read(const struct tly_job *job, struct tly_kept *s, const uint8_t *in)
 {
     s->joins = tly_get32(in + TLY_VERSION_BYTES);
-    bool past = s->joins < job->joins; /* all have joined since: they are level */
+    bool past = s->joins < job->joins; /* all have joined since, so they are level */
     for (uint32_t i = 0; i < job->ranks; i++) {
         const uint8_t *at = in + TLY_STATE_LEAST + i * TLY_STATE_RANK;
         s->rank[i].last = tly_get32(at);
@@ -209,7 +209,7 @@ void tly_kept_level(struct tly_job *job, uint32_t joins)
     }
 }
 
-/* Each line is whole, also if the process is killed behind it. */
+/* Each call writes its line to the file, which keeps it if the process is killed next. */
 void tly_kept_log(const struct tly_job *job, const struct tly_kept *s, const char *format, ...)
 {
     char path[1024];

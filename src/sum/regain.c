@@ -83,7 +83,7 @@ void tly_regain_look(struct tly_job *job)
     {
         if (job->givers >= MOST_GIVERS)
             return;
-        /* One that some rank has given up has moved on before it came. */
+        /* A part that some rank has given up has moved on before its values came. */
         if (s->state != KEPT_GATHERS || s->giver != TLY_NO_PEER || s->given_up || !regain_all_hold(job, s))
             continue;
         uint32_t holder = regain_holder(job, s);
@@ -135,7 +135,7 @@ static bool regain_fits(const struct tly_kept *s, const struct tly_frame *f)
     return s->length == f->length && s->dtype == f->dtype && s->staleness == f->op;
 }
 
-/* Is it a word of the rank that has been asked for the values? */
+/* Has this rank been asked for these values? */
 static bool regain_is_giver(const struct tly_session *p, const struct tly_kept *s, const struct tly_frame *f)
 {
     return s->state == KEPT_GATHERS && s->giver == p->rank && s->version.epoch == f->epoch &&

@@ -15,11 +15,11 @@ struct tly_session;
 int tly_regain_have(struct tly_session *p, const struct tly_frame *f, const void *data, const char **why);
 /* DONE: its rank has named all parts that are here, in this epoch. */
 void tly_regain_done(struct tly_session *p, uint32_t epoch);
-/* CANCEL: if it is of the part's create, that has failed, and its rank gives the part up. */
+/* CANCEL: if the frame names the part's create, that has failed, and its rank gives the part up. */
 void tly_regain_cancelled(struct tly_session *p, const struct tly_frame *f);
-/* An operation has come for the part: is there memory for it?  It may be there by now, and then the values are asked for. */
+/* An operation has come for the part.  Is there memory for its values?  If there is now, and was not before, ask for them. */
 bool tly_regain_has_memory(struct tly_job *job, struct tly_kept *s);
-/* Parts may have gone: others are asked for. */
+/* Ask for the values of parts that wait for them, a few at a time. */
 void tly_regain_look(struct tly_job *job);
 /* The part's create has ended here with these values, as long as the part.  They count unless the part's values are here. */
 void tly_regain_created(struct tly_job *job, struct tly_kept *s, const uint8_t *values);

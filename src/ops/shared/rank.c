@@ -1,7 +1,7 @@
 /* rank.c - shared tensors, at a rank: create, add and read.
  *
- * A create is cut and dealt as a push_pull.  All later operations go to the same services (comm/op/replica.h), in rounds of this rank
- * alone.  Values land in the replica, in the buffer that does not have the last whole ones. */
+ * A create is cut and dealt as a push_pull is.  All later operations go to the services that the replica names (comm/op/replica.h), in
+ * rounds of this rank alone.  Values land in that one of the replica's two buffers that does not hold the last whole ones. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,7 +103,7 @@ static void create_ended(tally_comm *c, struct tally_op *op, bool failed)
     struct tly_shared_op *own = tly_op_own(op);
     own->made->op = NULL;
     if (failed) {
-        tly_list_remove(&own->made->node); /* it goes with the operation, in any thread */
+        tly_list_remove(&own->made->node); /* the operation frees it, in any thread */
         return;
     }
     own->made->whole = true;

@@ -1,8 +1,8 @@
 /* service.c - the rules of shared tensors: parameters that services keep (docs/why/shared.md).
  *
- * A create is a broadcast from rank 0, whose data the service keeps.  An addition and a read are rounds of one rank.  An addition
- * is applied once it is whole, and once only: what its rank pushes again is answered alone.  The answer is a copy of the values,
- * made when no rank is too far behind. */
+ * A create is a broadcast from rank 0, and the service keeps its data.  An addition and a read are rounds of one rank.  The service
+ * applies an addition once, when all of it has come, and only answers one that its rank pushes again.  The answer is a copy of the
+ * values.  The service makes it when no rank is too far behind. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -58,7 +58,7 @@ static void create_tell(struct tly_job *job, struct tly_round *r)
         s = tly_kept_make(job, &r->head);
     if (!s || !tly_regain_has_memory(job, s))
         shared_has_no_memory(job, r, "");
-    if (job->givers < givers) /* with what an earlier create had left */
+    if (job->givers < givers) /* parts that an earlier create had left are gone */
         tly_regain_look(job);
 }
 
@@ -92,7 +92,7 @@ static uint8_t *shared_place(const struct tly_round *r)
     return r->slots[r->head.rank].data;
 }
 
-/* The part is here, and has not come here anew since the push, whose rank takes it back in that case. */
+/* The part is here, and has not moved since the push.  If it has, the rank takes the push back. */
 static bool shared_may_start(struct tly_job *job, const struct tly_round *r)
 {
     const struct tly_kept *s = tly_kept_find(job, &r->head);
@@ -128,7 +128,7 @@ static void shared_apply(const struct tly_job *job, const struct tly_round *r, s
     rank->last = r->head.round;
 }
 
-/* A rank that is behind and has left will never be nearer. */
+/* A rank that has left does not catch up, so what waits for it fails. */
 static void shared_look_for_leavers(struct tly_job *job, struct tly_round *r)
 {
     char sentence[TLY_SENTENCE];
@@ -175,7 +175,7 @@ static void shared_tell(struct tly_job *job, struct tly_round *r)
         tly_kept_open(s, r);
         return;
     }
-    if (r->head.round > rank->last) /* numbers between them are of operations that it has taken back */
+    if (r->head.round > rank->last) /* the rank has taken back the operations between these two rounds */
         shared_apply(job, r, s);
     tly_kept_open(s, r);
     tly_window_give_back(job, r->head.rank, &r->slots[r->head.rank]);
@@ -186,7 +186,7 @@ static void shared_tell(struct tly_job *job, struct tly_round *r)
 static void shared_advance(struct tly_job *job, struct tly_round *r, uint32_t from, uint32_t to)
 {
     const struct tly_kept *s = tly_kept_find(job, &r->head);
-    /* A rank that means ill may say that it has some of what is not here. */
+    /* Only a faulty rank comes here: it says that it has some of a result whose part is not here. */
     if (!s || s->state != KEPT_HELD || s->length != r->head.length) {
         memset(r->result + from, 0, to - from);
         return;
