@@ -22,18 +22,20 @@ struct behind {
     bool grouped;
     const char *fault; /* of each rank's driver, once the communicator is open */
     bool lost;         /* the GPU counts as lost, and still has the copy */
+    atomic_int open;   /* ranks */
 };
 
 /* The application's stream is held until all have closed.  A lane waits for it, and the copy behind that has failed. */
 static int close_behind_a_stream(int rank, void *arg)
 {
-    const struct behind *b = arg;
+    struct behind *b = arg;
     struct gpu g;
     struct tensor x;
     tally_op *op;
     open_gpu(&g, b->grouped ? rank : 0, "gpus=2 peers=0:1");
     tally_comm *c = job_open();
-    job_barrier(c); /* no GPU is lost while the other rank still opens its communicator */
+    atomic_fetch_add(&b->open, 1);
+    job_await(&b->open, 2); /* no GPU is lost while the other rank still opens its communicator */
     make(&x, 100000);
     memset(x.host, 0, x.bytes);
     upload(&g, &x);
@@ -58,19 +60,19 @@ static int close_behind_a_stream(int rank, void *arg)
 
 static void streams_are_held_for_ever(void **state)
 {
-    static const struct behind cases[] = {
-        {.fault = "cuMemcpyAsync:1"},
-        {.fault = "cuMemcpyAsync:1", .grouped = true},
-        {.fault = "cuEventRecord:2:2", .lost = true}, /* the first is at the submission */
-        {.fault = "cuEventRecord:2:2", .lost = true, .grouped = true}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct job j = {.ranks = 2,
-                        .machine = cases[i].grouped ? together : NULL,
-                        .main = close_behind_a_stream,
-                        .arg = (void *)(uintptr_t)&cases[i],
-                        .settings = {"TALLY_GPU_GROUP=2"}};
-        job_run(&j);
-    }
+    struct behind *b = job_shared(sizeof *b);
+    for (int grouped = 0; grouped < 2; grouped++)
+        for (int lost = 0; lost < 2; lost++) {
+            /* the first event is that of the submission */
+            const char *fault = lost ? "cuEventRecord:2:2" : "cuMemcpyAsync:1";
+            *b = (struct behind){.grouped = grouped, .lost = lost, .fault = fault};
+            struct job j = {.ranks = 2,
+                            .machine = grouped ? together : NULL,
+                            .main = close_behind_a_stream,
+                            .arg = b,
+                            .settings = {"TALLY_GPU_GROUP=2"}};
+            job_run(&j);
+        }
 }
 
 /* Rank 1's submission finds that its GPU is lost, and the rank closes at once. */
