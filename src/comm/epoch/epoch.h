@@ -35,31 +35,31 @@ struct tly_epoch {
 /* Failed rounds whose epoch is kept, and whose reason is kept for each tallyd. */
 enum { TLY_VERDICTS = 8192 };
 
-/* Those that some round needs, and the change to the next. */
+/* The epochs that some round needs, and the change to the next one. */
 struct tly_epochs {
     struct tly_list all;
-    /* Ring: the last rounds that ended here by a verdict.  Others may begin them yet. */
+    /* Ring: the last rounds that ended here by a verdict.  Another rank may begin one of them later. */
     struct tly_begun verdicts[TLY_VERDICTS];
     uint64_t verdict_count;
-    struct tly_map promising; /* as they come with COMMIT */
-    /* Rounds begun elsewhere in an older epoch, not here: hash of key and round -> epoch. */
+    /* Rounds that another rank has begun in an older epoch, and this one has not: hash of key and round -> epoch. */
     struct tly_map promised;
-    uint32_t preparing;      /* the epoch that is being agreed on: nothing new begins; 0: none */
-    int64_t preparing_since; /* awake clock */
-    uint32_t prepared;       /* the epoch that was asked for first, since the last COMMIT */
-    uint32_t meeting;        /* the invitation to be answered once all services are met; 0: none */
+    struct tly_map promising; /* the next `promised`, while the COMMIT that lists them comes in */
+    uint32_t preparing;       /* the epoch that is being agreed on: nothing new begins; 0: none */
+    int64_t preparing_since;  /* awake clock */
+    uint32_t prepared;        /* the epoch that was asked for first, since the last COMMIT */
+    uint32_t meeting;         /* the invitation to be answered once all services are met; 0: none */
 };
 
-/* Is another being agreed on?  Then nothing begins. */
+/* Is another epoch being agreed on?  Then no round begins. */
 static inline bool tly_epochs_change(const struct tly_epochs *e)
 {
     return e->preparing != 0;
 }
 
 void tly_epochs_init(struct tly_epochs *e);
-/* So many are needed. */
+/* How many epochs some round needs. */
 uint32_t tly_epochs_count(const struct tly_epochs *e);
-/* A service of an invitation has been met or is gone: answer the invitation once none is missing. */
+/* A service that was invited has been met or is gone: answer the invitation once none is missing. */
 void tly_epoch_met(tally_comm *c);
 int tly_epoch_init(tally_comm *c); /* once the roster is known: the first epoch */
 /* The newest roster holds from now on.  -ENOMEM. */
@@ -67,12 +67,12 @@ int tly_epoch_adopt(tally_comm *c);
 /* The epoch of a round that begins now. */
 struct tly_epoch *tly_epoch_begin(tally_comm *c, uint64_t key, uint32_t round);
 void tly_epoch_unref(struct tly_epoch *e);
-/* What stands for a round among those that are promised. */
+/* The hash of a round among those that are promised. */
 uint64_t tly_epoch_round(uint64_t key, uint32_t round);
 /* The service that sums a part which was dealt to service `dealt`: that one, or its substitute. */
 uint16_t tly_epoch_owner(tally_comm *c, const struct tly_epoch *e, uint64_t key, uint32_t part,
                          uint16_t dealt);
-/* In which epoch a part that was dealt to service `dealt` came to its owner. */
+/* The epoch in which a part that was dealt to service `dealt` came to its owner. */
 uint32_t tly_epoch_came(const struct tly_epoch *e, uint16_t dealt);
 /* The service of this place leaves the job with the newest epoch. */
 void tly_epoch_lose(tally_comm *c, uint32_t service);

@@ -44,7 +44,7 @@ static void follow_vacate(tally_comm *c, uint32_t place)
     tly_peer_init(p, c, place);
 }
 
-/* A new coordinator may never have heard of those whom the last one invited. */
+/* A new coordinator may not know the services that the last one invited. */
 static void follow_vacate_uninvited(tally_comm *c)
 {
     while ((uint32_t)c->services > c->member.roster.service_count)
@@ -133,8 +133,8 @@ static void follow_drop_promises(struct tly_map *m)
     *m = (struct tly_map){0};
 }
 
-/* Has this rank begun the round?  A name that it does not know may be that of one that it has ended and forgotten: a
- * promise too many is dropped at the next change. */
+/* Has this rank begun the round?  It answers no for a round whose name it has ended and forgotten.  The promise that follows is
+ * dropped at the next change. */
 static bool follow_has_begun(tally_comm *c, const struct tly_begun *b)
 {
     struct tly_frame f = {.key = b->key, .round = b->round};
@@ -171,7 +171,7 @@ void tly_follow_promised(void *comm, const struct tly_begun *b)
                       "another rank has begun an operation by a split that this rank does not know");
 }
 
-/* Operations whose services belong to no epoch need no older one. */
+/* An operation on a shared tensor belongs to no epoch.  It moves to the newest, so it keeps no older one. */
 static void follow_move_apart(tally_comm *c)
 {
     for (struct tally_op *op = tly_op_oldest(&c->active); op; op = tly_op_after(&c->active, op)) {
