@@ -224,6 +224,23 @@ static void memory_is_checked_when_it_is_registered(void **state)
     end_close(&e);
 }
 
+static void a_child_lacks_registered_pages(void **state)
+{
+    struct end e;
+    int status;
+    fake_verbs_set("dontfork");
+    end_open(&e, 0);
+    assert_int_equal(tly_verbs.fork_init(), EINVAL); /* memory is registered */
+    pid_t pid = fork();
+    if (pid == 0) {
+        unsigned char there;
+        _exit(mincore(e.memory, 4096, &there) == 0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    end_close(&e);
+}
+
 /* --- faults ------------------------------------------------------------------------------------------------------ */
 
 static void the_nth_call_fails(void **state)
@@ -340,6 +357,27 @@ static void pieces_and_delays(void **state)
     for (int at = 0; at < HALF; at++)
         assert_int_equal(e[1].memory[at], 99);
     ends_close(e);
+}
+
+/* The same seed lets the same calls fail. */
+static void calls_fail_at_random(void **state)
+{
+    struct end e;
+    uint64_t failed[2] = {0};
+    end_open(&e, 0);
+    for (int turn = 0; turn < 2; turn++) {
+        fake_verbs_set("seed=3 random=4");
+        for (int i = 0; i < 40; i++) {
+            struct tly_ibv_pd *pd = tly_verbs.alloc_pd(e.context);
+            failed[turn] = failed[turn] << 1 | !pd;
+            if (pd)
+                assert_int_equal(tly_verbs.dealloc_pd(pd), 0);
+        }
+    }
+    assert_int_equal(failed[0], failed[1]);
+    assert_in_range(__builtin_popcountll(failed[0]), 4, 20);
+    fake_verbs_set("");
+    end_close(&e);
 }
 
 static void no_devices(void **state)
@@ -492,12 +530,14 @@ int main(void)
         TEST(a_solicited_completion_wakes),
         TEST(a_message_establishes_a_connection),
         TEST(memory_is_checked_when_it_is_registered),
+        TEST(a_child_lacks_registered_pages),
         TEST(the_nth_call_fails),
         TEST(memory_that_may_be_locked_ends),
         TEST(a_device_vanishes),
         TEST(a_link_goes_down_and_comes_back),
         TEST(an_answer_is_lost),
         TEST(pieces_and_delays),
+        TEST(calls_fail_at_random),
         TEST(no_devices),
         TEST(infiniband),
         TEST(posts_and_completions_are_counted),

@@ -1,10 +1,11 @@
 #!/bin/bash
 # run_rxe_vm.sh - run a command in a small virtual machine that has RDMA: Linux's Soft-RoCE (rdma_rxe).
 #
-#   test/rdma/run_rxe_vm.sh [-m MIB] [-c CPUS] [-t SECONDS] [-n veth|lo] [-o FOLDER] -- COMMAND [ARGUMENT...]
+#   test/rdma/run_rxe_vm.sh [-m MIB] [-c CPUS] [-t SECONDS] [-o FOLDER] -- COMMAND [ARGUMENT...]
 #
-#   -n veth   rxe0 at 10.77.0.1 and rxe1 at 10.77.0.2, with a wire between them (default);  -n lo: rxe0 on the loopback
-#   -o        a folder that the guest may write, at the same path
+#   -o   a folder that the guest may write, at the same path
+#
+# Its devices are rxe0 at 10.77.0.1 and rxe1 at 10.77.0.2, with a wire between them (v0 and v1), and rxe2 on the loopback.
 #
 # The guest's root is this machine's, read-only, below a layer in memory: every program and library is there at its own path,
 # and what the guest writes is lost.  It has no network card.  QEMU emulates its processors, so it needs no rights, and runs
@@ -22,14 +23,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cache=${RXE_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/tally-rxe-vm}
-memory=1024 cpus=2 limit=300 out='' net=veth
-while getopts m:c:t:o:n: option; do
+memory=1024 cpus=2 limit=300 out=''
+while getopts m:c:t:o: option; do
     case $option in
     m) memory=$OPTARG ;;
     c) cpus=$OPTARG ;;
     t) limit=$OPTARG ;;
     o) out=$(realpath "$OPTARG") ;;
-    n) net=$OPTARG ;;
     *) exit 2 ;;
     esac
 done
@@ -114,7 +114,7 @@ exec 9>&-
 
 job=$(mktemp -d "$cache/job.XXXXXX")
 trap 'rm -rf "$job"' EXIT
-printf 'out=%q\nnet=%q\n' "$out" "$net" >"$job/settings"
+printf 'out=%q\n' "$out" >"$job/settings"
 {
     export -p | grep -vE '^declare -x (OLDPWD|PWD|SHLVL)'
     printf 'cd %q\nexec' "$PWD"

@@ -39,22 +39,17 @@ ulimit -l unlimited
 ip link set lo up
 host() { chroot $new /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
 sysctl -q -w net.ipv6.conf.default.accept_dad=0
-# shellcheck disable=SC2154
-case $net in
-veth)
-    host ip link add v0 type veth peer name v1
-    for i in 0 1; do
-        ip addr add 10.77.0.$((i + 1))/24 dev v$i
-        ip link set v$i mtu 4200 up
-        # Packets from an address of our own come in by the wire.
-        echo 1 >/proc/sys/net/ipv4/conf/v$i/accept_local
-        echo 0 >/proc/sys/net/ipv4/conf/v$i/rp_filter
-    done
-    echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
-    for i in 0 1; do host rdma link add rxe$i type rxe netdev v$i || finish 126; done
-    ;;
-lo) host rdma link add rxe0 type rxe netdev lo || finish 126 ;;
-esac
+host ip link add v0 type veth peer name v1
+for i in 0 1; do
+    ip addr add 10.77.0.$((i + 1))/24 dev v$i
+    ip link set v$i mtu 4200 up
+    # Packets from an address of our own come in by the wire.
+    echo 1 >/proc/sys/net/ipv4/conf/v$i/accept_local
+    echo 0 >/proc/sys/net/ipv4/conf/v$i/rp_filter
+done
+echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter
+for i in 0 1; do host rdma link add rxe$i type rxe netdev v$i || finish 126; done
+host rdma link add rxe2 type rxe netdev lo || finish 126
 
 cp /job/command $new/run/command
 chroot $new /bin/bash /run/command

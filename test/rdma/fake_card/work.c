@@ -8,17 +8,9 @@ enum { RETRY_NS = 1000000, AGAIN = -1 };
 
 /* --- what is random --------------------------------------------------------------------------------------------- */
 
-static uint64_t work_random(struct card_client *c)
-{
-    uint64_t x = c->random += 0x9e3779b97f4a7c15;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-    return x ^ (x >> 31);
-}
-
 static uint64_t work_delay(struct card_client *c)
 {
-    return c->faults.delay_us ? card_now() + work_random(c) % (c->faults.delay_us * 1000) : 0;
+    return c->faults.delay_us ? card_now() + fake_random(&c->random) % (c->faults.delay_us * 1000) : 0;
 }
 
 /* --- completions ------------------------------------------------------------------------------------------------ */
@@ -214,7 +206,8 @@ static void work_begin(struct card_qp *q)
     q->offset = 0;
     q->patience = 0;
     q->rnr_retries = q->attr.rnr_retry;
-    q->lost = c->faults.lost && c->works == c->faults.lost;
+    q->lost = (c->faults.lost && c->works == c->faults.lost) ||
+              (c->faults.random && fake_random(&c->random) % (100 * c->faults.random) == 0);
     q->ready_at = work_delay(c);
     if (c->faults.vanish && c->works == c->faults.vanish)
         card_vanish(c);

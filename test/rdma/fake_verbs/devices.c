@@ -330,7 +330,8 @@ EXPORT int _ibv_query_gid_ex(struct tly_ibv_context *context, uint32_t port, uin
 
 EXPORT int ibv_fork_init(void)
 {
-    return fake_fails("ibv_fork_init");
+    int code = fake_fails("ibv_fork_init");
+    return !code && fake_own_count(FAKE_REGISTRATIONS) ? EINVAL : code; /* too late */
 }
 
 /* --- async events ----------------------------------------------------------------------------------------------- */

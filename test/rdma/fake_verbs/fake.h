@@ -23,8 +23,11 @@
  *   down                   their ports have no link at first
  *   inline=N wr=N cqe=N    limits of the devices
  *   memlock=BYTES          as ulimit -l: what can be registered, in whole pages
+ *   dontfork               forked children lack the pages that are registered, as with kernels before 5.12
  *   fail=CALL:ERRNO[:N[:M]]  M calls of this name (1), such as ibv_reg_mr or post_send, fail from the N-th on (1)
  *   seed=N                 what is random begins here
+ *   random=N               one call in N that creates, registers, modifies or posts fails with ENOMEM, and one work request in
+ *                          100 N is never answered
  *   delay=US               a work request begins up to so late, and its completion comes up to so late, at random
  *   pieces=BYTES           a WRITE lands in pieces of this size, with other work between them
  *   lost=N                 the N-th work request is never answered
@@ -113,7 +116,7 @@ enum fake_request_type {
 };
 
 struct fake_faults {
-    uint64_t seed, delay_us, pieces, lost, vanish;
+    uint64_t seed, random, delay_us, pieces, lost, vanish;
     bool silent, purge, down;
 };
 
@@ -140,6 +143,15 @@ struct fake_reply {
 struct fake_event {
     uint32_t type, handle;
 };
+
+/* The next of a sequence that a seed begins. */
+static inline uint64_t fake_random(uint64_t *state)
+{
+    uint64_t x = *state += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+}
 
 /* Where the card listens: a path, or behind "@" an abstract name. */
 static inline socklen_t fake_address(const char *where, struct sockaddr_un *out)

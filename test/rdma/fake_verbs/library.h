@@ -10,7 +10,7 @@
 
 struct fake_settings {
     int devices, inline_bytes, wr, cqe;
-    bool infiniband;
+    bool infiniband, dontfork;
     uint64_t memlock;
     char fabric[100], log[200];
     struct fake_faults faults;

@@ -92,6 +92,13 @@ static bool objects_mapped(const void *at, size_t bytes)
     return true;
 }
 
+static void objects_let_fork(const struct tly_ibv_mr *mr, int advice)
+{
+    void *first = (void *)((uintptr_t)mr->addr & ~4095ull);
+    if (fake_settings()->dontfork && madvise(first, objects_pages(mr->addr, mr->length), advice) != 0)
+        fake_die("madvise: %s", strerror(errno));
+}
+
 EXPORT struct tly_ibv_mr *ibv_reg_mr(struct tly_ibv_pd *pd, void *at, size_t bytes, int access)
 {
     struct fake_context *c = fake_context_of(pd->context);
@@ -118,6 +125,7 @@ EXPORT struct tly_ibv_mr *ibv_reg_mr(struct tly_ibv_pd *pd, void *at, size_t byt
                               .handle = reply.handle,
                               .lkey = reply.key,
                               .rkey = access & TLY_IBV_ACCESS_REMOTE_WRITE ? reply.key : 0};
+    objects_let_fork(mr, MADV_DONTFORK);
     objects_add(c, &c->mrs, 1);
     fake_add(FAKE_REGISTERED, (int64_t)pages);
     fake_add(FAKE_REGISTRATIONS, 1);
@@ -130,6 +138,7 @@ EXPORT int ibv_dereg_mr(struct tly_ibv_mr *mr)
     int err = objects_destroy(c, "ibv_dereg_mr", FAKE_DEREG_MR, mr->handle);
     if (err)
         return err;
+    objects_let_fork(mr, MADV_DOFORK);
     objects_add(c, &c->mrs, -1);
     fake_add(FAKE_REGISTERED, -(int64_t)objects_pages(mr->addr, mr->length));
     free(mr);

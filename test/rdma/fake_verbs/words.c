@@ -9,13 +9,14 @@
 
 #include "test/rdma/fake_verbs/library.h"
 
-static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the next two */
+static pthread_mutex_t words_lock = PTHREAD_MUTEX_INITIALIZER; /* guards the next four */
 static bool words_taken;
 static struct {
     char call[40];
     int code, at, times, seen;
 } failing;
 static struct fake_settings settings;
+static uint64_t random_state;
 static _Atomic uint64_t own[FAKE_COUNTS], *all;
 
 void fake_die(const char *format, ...)
@@ -65,8 +66,8 @@ static void words_take_number(const char *word)
         const char *name;
         uint64_t *to;
     } numbers[] = {
-        {"seed", &f->seed}, {"delay", &f->delay_us}, {"pieces", &f->pieces},
-        {"lost", &f->lost}, {"vanish", &f->vanish},  {"memlock", &settings.memlock},
+        {"seed", &f->seed}, {"random", &f->random}, {"delay", &f->delay_us},        {"pieces", &f->pieces},
+        {"lost", &f->lost}, {"vanish", &f->vanish}, {"memlock", &settings.memlock},
     };
     size_t length = strcspn(word, "=");
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -82,6 +83,8 @@ static void words_take(const char *word)
     char path[256];
     if (strcmp(word, "infiniband") == 0)
         settings.infiniband = true;
+    else if (strcmp(word, "dontfork") == 0)
+        settings.dontfork = true;
     else if (strcmp(word, "down") == 0)
         settings.faults.down = true;
     else if (strcmp(word, "silent") == 0)
@@ -112,6 +115,7 @@ static void words_take_list(const char *list)
     snprintf(words, sizeof words, "%s", list ? list : "");
     for (char *w = strtok_r(words, " ", &save); w; w = strtok_r(NULL, " ", &save))
         words_take(w);
+    random_state = settings.faults.seed;
     words_taken = true;
 }
 
@@ -131,6 +135,18 @@ void fake_take_words(const char *words)
     pthread_mutex_unlock(&words_lock);
 }
 
+/* May a card refuse it at any time? */
+static bool words_may_fail(const char *call)
+{
+    static const char *const calls[] = {"ibv_open_device",         "ibv_alloc_pd",  "ibv_reg_mr",
+                                        "ibv_create_comp_channel", "ibv_create_cq", "ibv_create_qp",
+                                        "ibv_modify_qp",           "post_send",     "post_recv"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        if (strcmp(calls[i], call) == 0)
+            return true;
+    return false;
+}
+
 int fake_fails(const char *call)
 {
     int code = 0;
@@ -139,6 +155,9 @@ int fake_fails(const char *call)
     if (strcmp(failing.call, call) == 0 && ++failing.seen >= failing.at &&
         failing.seen - failing.at < failing.times)
         code = failing.code;
+    if (settings.faults.random && words_may_fail(call) &&
+        fake_random(&random_state) % settings.faults.random == 0)
+        code = ENOMEM;
     pthread_mutex_unlock(&words_lock);
     return code;
 }
