@@ -134,7 +134,7 @@ struct tly_lending {
 
 /* How a channel goes on after the handshake, for a medium that needs words with the peer before it carries frames.  They go as
  * the handshake did, keyed as all frames are.  Each end proposes, accepts what the other has proposed, and says that it is
- * ready.  Once both are, begin() is called and the link is open.  Each returns a negative errno with *why, a static
+ * ready.  Once both are, begin() is called, and the link opens when a frame has come by the new way.  Each returns a negative errno with *why, a static
  * string, if the medium cannot go on; the peer is told. */
 enum { TLY_SETUP_BYTES = 256 };
 struct tly_setup {
@@ -181,7 +181,8 @@ struct tly_medium {
     int (*detach)(struct tly_channel *c, const void *token); /* read this payload no more; -ENOMEM */
     int (*announce)(const void *base, size_t bytes, void **out);
     void (*withdraw)(void *announced);
-    const struct tly_setup *setup;     /* NULL: the link is open when the handshake is over */
+    const struct tly_setup *setup; /* NULL: the link is open when the handshake is over */
+    uint32_t tries; /* connections that may break before its users turn to a worse medium; 0: one */
     const struct tly_lending *lending; /* NULL: all payloads are sent */
     const struct tly_network *network; /* NULL: nothing is between the ends */
 };

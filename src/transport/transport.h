@@ -115,6 +115,8 @@ int tly_link_dial(struct tly_loop *loop, const struct tly_endpoints *to, const s
 void tly_media_at(const struct sockaddr_storage *address, struct tly_endpoints *out);
 /* config.skip with which only media that are worse than this link's are tried; 0: there is none that leads to `to`. */
 uint32_t tly_link_skip(const struct tly_link *l, const struct tly_endpoints *to);
+/* Connections by its medium that may break before worse ones are to be tried. */
+uint32_t tly_link_tries(const struct tly_link *l);
 
 /* Where connections come in, whose handshake then begins. */
 struct tly_listener;

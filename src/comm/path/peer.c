@@ -446,6 +446,8 @@ static void peer_closed(void *user, struct tly_link *link, int err, const char *
     tally_comm *c = peer->comm;
     bool was_open = peer->open;
     uint32_t worse = tly_link_skip(link, &c->member.roster.services[peer->index].at);
+    int tries = (int)tly_link_tries(link);
+    const char *medium = tly_link_medium(link);
     if (was_open)
         tly_doubt_begin(peer);
     tly_peer_drop(peer);
@@ -457,10 +459,14 @@ static void peer_closed(void *user, struct tly_link *link, int err, const char *
             return;
     }
     if (was_open) {
-        if (worse)
-            peer->dialling.skip_ever = worse; /* what breaks here need not break there */
         peer->dialling.lost_at = c->loop.awake;
         peer->dialling.losses++;
+        if (worse && peer->dialling.losses >= tries) {
+            peer->dialling.skip_ever = worse; /* what breaks here need not break there */
+            tly_log(tries > 1 ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "comm",
+                    "no longer by %s to %s: %d connections have broken within %d s; the last: %s", medium,
+                    peer->name, tries, FORGIVEN_S, why);
+        }
     }
     int64_t patience = (int64_t)(c->params.dead_timeout * (double)TLY_SEC);
     if (peer->mortal && patience > TALLYD_SILENCE_S * TLY_SEC)

@@ -37,7 +37,9 @@ void tly_link_look_alive(struct tly_link *l)
     if (l->state < TLY_LINK_OPEN) {
         if (l->loop->awake > l->deadline)
             tly_link_end(l, ETIMEDOUT,
-                         l->state == TLY_LINK_CONNECTING ? "no answer" : "no answer in the handshake");
+                         l->state == TLY_LINK_CONNECTING ? "no answer"
+                         : l->state == TLY_LINK_SHAKING  ? "no answer in the handshake"
+                                                         : "no frame gets through after the handshake");
     } else if (l->state == TLY_LINK_OPEN) {
         if (l->silence_ns && l->loop->awake - l->last_heard > l->silence_ns / 4)
             link_look_for_bytes(l);

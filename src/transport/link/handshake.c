@@ -3,9 +3,10 @@
  *
  *   each end:  SETUP, the medium's proposal ->     once the handshake is over
  *              SETUP, empty: ready ->              once the medium has accepted the peer's proposal
+ *              SETUP, empty ->                     by the new way, once both ends are ready
  *
- * An end that has heard both opens the link.  Its medium then takes frames that the peer may have sent already, by the new
- * way.  SETUP with MARK and a sentence says that an end cannot go on. */
+ * An end that has heard all three opens the link, so it is known that frames get through.  SETUP with MARK and a
+ * sentence says that an end cannot go on. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,18 +117,23 @@ int tly_link_on_setup(struct tly_link *l, const char **why)
         setup_take_refusal(l);
         return 0;
     }
-    if (proposal == l->proposed) {
+    if (proposal != (l->setups == 0)) {
         *why = proposal ? "the set-up of its medium twice" : "ready without a set-up of its medium";
         return -EPROTO;
     }
-    l->proposed = true;
-    if (proposal) {
+    int err = 0;
+    switch (l->setups++) {
+    case 0:
         setup_accept(l);
-        return 0;
-    }
-    int err = tly_link_via(l)->setup->begin(l->channel, why);
-    if (!err)
+        break;
+    case 1:
+        err = tly_link_via(l)->setup->begin(l->channel, why);
+        if (!err)
+            setup_send(l, NULL, 0, 0);
+        break;
+    default:
         handshake_become_open(l);
+    }
     return err;
 }
 

@@ -165,6 +165,11 @@ const char *tly_link_medium(const struct tly_link *l)
     return l->channel->name;
 }
 
+uint32_t tly_link_tries(const struct tly_link *l)
+{
+    return tly_link_via(l)->tries ? tly_link_via(l)->tries : 1;
+}
+
 bool tly_link_is_open(const struct tly_link *l)
 {
     return l->state == TLY_LINK_OPEN;

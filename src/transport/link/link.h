@@ -40,7 +40,7 @@ struct tly_link {
     int depth;      /* callbacks in progress */
 
     struct tly_hello hello;
-    bool proposed;                   /* by the peer, of the medium's set-up */
+    uint32_t setups;                 /* of the peer's words on the medium's set-up: how many have come */
     struct tly_strangers *strangers; /* borrowed: the door's, while this link counts as shaking there */
     int64_t deadline;                /* of the handshake, on the loop's awake clock */
     int64_t silence_ns;

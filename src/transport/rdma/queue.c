@@ -7,7 +7,10 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log.h"
+#include "transport/address.h"
 #include "transport/rdma/rdma.h"
+#include "transport/tcp/tcp.h"
 #include "wire/pack.h"
 
 enum {
@@ -137,7 +140,8 @@ static void queue_fail(struct tly_rdma_channel *r, const struct tly_ibv_wc *wc)
         {TLY_IBV_WC_REM_INV_REQ_ERR, "the peer takes no message of this length"},
         {TLY_IBV_WC_WR_FLUSH_ERR, "the queue pair has failed before"},
     };
-    char gid[64];
+    struct sockaddr_storage there = {0};
+    char gid[64], peer[80];
     const char *cause = "a fault of the device or its driver";
     for (size_t i = 0; i < sizeof causes / sizeof *causes; i++)
         if (causes[i].status == wc->status)
@@ -146,6 +150,9 @@ static void queue_fail(struct tly_rdma_channel *r, const struct tly_ibv_wc *wc)
     snprintf(r->why, sizeof r->why, "RDMA on %s port %u, GID %s: %s (%s)",
              r->port.device->context->device->name, r->port.number, gid, tly_verbs.wc_status_str(wc->status),
              cause);
+    tly_tcp.network->address(&r->stream.base, true, &there);
+    tly_address_text(&there, peer, sizeof peer);
+    tly_warn("transport", "closing the connection to %s: %s", peer, r->why);
     queue_end(r, ECONNRESET, r->why);
 }
 

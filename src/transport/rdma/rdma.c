@@ -174,6 +174,7 @@ const struct tly_medium tly_rdma = {
     .scheme = "rdma",
     .names = names,
     .in_order = true,
+    .tries = 3,
     .allowed = rdma_allowed,
     .listen = rdma_listen_at,
     .shut = tly_socket_door_shut,
