@@ -257,9 +257,11 @@ static bool device_has(struct tly_rdma_device *d, const union tly_ibv_gid *gid,
     if (tly_verbs.query_device(d->context, &attr) != 0)
         return false;
     for (uint8_t n = 1; n <= attr.phys_port_cnt; n++) {
-        *out = (struct tly_rdma_port){.device = d, .number = n};
-        if (port_fits(out, gid, choice))
+        struct tly_rdma_port p = {.device = d, .number = n};
+        if (port_fits(&p, gid, choice)) {
+            *out = p;
             return true;
+        }
     }
     return false;
 }
