@@ -45,7 +45,7 @@ skip() {
 for tool in qemu-system-x86_64 busybox rdma python3 dpkg-deb; do
     command -v $tool >/dev/null || skip "there is no $tool; scripts/setup.sh rdma installs it"
 done
-busybox --list | grep -qx insmod || skip "busybox lacks insmod; the package busybox-static has it"
+[[ $(busybox --list) == *insmod* ]] || skip "busybox lacks insmod; the package busybox-static has it"
 
 # --- the kernel and its modules, once -----------------------------------------------------------------------
 
