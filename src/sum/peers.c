@@ -65,8 +65,10 @@ static void peers_leave_job(struct tly_session *p)
 
 void tly_peers_destroy(struct tly_session *p)
 {
-    if (p->proved)
+    if (p->proved) {
         tly_facts_add_bytes(&p->job->facts, p);
+        tly_budget_hold(&p->job->house->budget, -(int64_t)p->held);
+    }
     tly_link_destroy(p->link);
     tly_list_remove(&p->node);
     if (p->proved)
@@ -119,6 +121,8 @@ static void peers_opened(void *user, struct tly_link *l)
         return;
     }
     p->proved = true;
+    p->held = tly_link_memory(l);
+    tly_budget_hold(&p->job->house->budget, (int64_t)p->held);
     tly_list_remove(&p->node);
     tly_list_append(&p->job->sessions, &p->node);
     tly_link_set_silence(l, p->job->dead_ns);

@@ -8,13 +8,19 @@ static uint64_t quota_claim(const struct tly_quota *q)
     return q->in_use > q->reserved ? q->in_use : q->reserved;
 }
 
+static void budget_bound(struct tly_budget *b)
+{
+    uint64_t left = b->limit > b->elsewhere ? b->limit - b->elsewhere : 0;
+    b->pool.limit = b->reserved > left ? b->reserved : left;
+}
+
 /* Set what is reserved and in use, and keep the sum of claims. */
 static void quota_change(struct tly_quota *q, uint64_t reserved, uint64_t in_use)
 {
     uint64_t before = quota_claim(q);
     struct tly_budget *b = q->budget;
     b->reserved = b->reserved - q->reserved + reserved;
-    b->pool.limit = b->reserved > b->limit ? b->reserved : b->limit;
+    budget_bound(b);
     q->reserved = reserved;
     q->in_use = in_use;
     b->claimed = b->claimed - before + quota_claim(q);
@@ -25,6 +31,12 @@ static void quota_change(struct tly_quota *q, uint64_t reserved, uint64_t in_use
 void tly_budget_init(struct tly_budget *b, uint64_t limit)
 {
     *b = (struct tly_budget){.pool = {.limit = limit}, .limit = limit};
+}
+
+void tly_budget_hold(struct tly_budget *b, int64_t more)
+{
+    b->elsewhere += (uint64_t)more;
+    budget_bound(b);
 }
 
 void tly_quota_init(struct tly_quota *q, struct tly_budget *budget)

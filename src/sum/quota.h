@@ -9,8 +9,9 @@
 
 /* Owner: the house's loop. */
 struct tly_budget {
-    struct tly_pool pool; /* its limit: the budget's, or what is reserved if that is more */
+    struct tly_pool pool; /* its limit: what the budget leaves, or what is reserved if that is more */
     uint64_t limit;       /* bytes */
+    uint64_t elsewhere;   /* of these: what connections hold */
     uint64_t reserved;    /* by all quotas */
     uint64_t claimed;     /* the sum of their claims */
 };
@@ -22,6 +23,8 @@ struct tly_quota {
 };
 
 void tly_budget_init(struct tly_budget *b, uint64_t limit);
+/* So many bytes are held elsewhere from now on, more (or less) than before. */
+void tly_budget_hold(struct tly_budget *b, int64_t more);
 /* With nothing reserved. */
 void tly_quota_init(struct tly_quota *q, struct tly_budget *budget);
 /* The quota is no more; nothing may be in use.  NULL budgets are accepted. */

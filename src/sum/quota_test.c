@@ -99,12 +99,32 @@ static void test_comes_late(void **state)
     tly_pool_trim(&b.pool);
 }
 
+/* Connections hold memory of the budget; what is reserved is there all the same. */
+static void test_held_elsewhere(void **state)
+{
+    struct tly_budget b;
+    tly_budget_init(&b, 5 * BYTES);
+    struct tly_quota q;
+    tly_quota_init(&q, &b);
+    tly_quota_reserve(&q, 2 * BYTES);
+    tly_budget_hold(&b, 2 * BYTES);
+    assert_int_equal(tly_quota_room(&q), 3 * BYTES);
+    tly_budget_hold(&b, 2 * BYTES);
+    assert_int_equal(tly_quota_room(&q), 2 * BYTES);
+    tly_budget_hold(&b, 2 * BYTES); /* more than there is */
+    assert_int_equal(tly_quota_room(&q), 2 * BYTES);
+    tly_budget_hold(&b, -6 * BYTES);
+    assert_int_equal(tly_quota_room(&q), 5 * BYTES);
+    tly_quota_finish(&q);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_has_all),
         cmocka_unit_test(test_what_is_reserved_stays),
         cmocka_unit_test(test_comes_late),
+        cmocka_unit_test(test_held_elsewhere),
     };
     return cmocka_run_group_tests_name("quota", tests, NULL, NULL);
 }

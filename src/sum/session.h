@@ -49,6 +49,7 @@ struct tly_session {
     uint32_t id;                /* counts sessions, from 1 */
     uint32_t done_epoch;        /* its rank has said what it has in doubt since this epoch began */
     bool speaks;                /* it has named a part of a shared tensor since it last said DONE */
+    uint64_t held;              /* bytes that its connection holds of the house's budget */
     bool proved;                /* its peer knows the job's secret */
     bool watcher;               /* not a rank: asks for the status, or measures before the job begins */
     struct tly_meter_flow flow; /* of a watcher that measures */

@@ -182,6 +182,7 @@ struct tly_medium {
     int (*announce)(const void *base, size_t bytes, void **out);
     void (*withdraw)(void *announced);
     const struct tly_setup *setup; /* NULL: the link is open when the handshake is over */
+    uint64_t memory;               /* bytes that a channel holds once it is set up */
     uint32_t tries; /* connections that may break before its users turn to a worse medium; 0: one */
     const struct tly_lending *lending; /* NULL: all payloads are sent */
     const struct tly_network *network; /* NULL: nothing is between the ends */

@@ -117,6 +117,8 @@ void tly_media_at(const struct sockaddr_storage *address, struct tly_endpoints *
 uint32_t tly_link_skip(const struct tly_link *l, const struct tly_endpoints *to);
 /* Connections by its medium that may break before worse ones are to be tried. */
 uint32_t tly_link_tries(const struct tly_link *l);
+/* Bytes of this process's memory that it holds while it is open, beside its own struct. */
+uint64_t tly_link_memory(const struct tly_link *l);
 
 /* Where connections come in, whose handshake then begins. */
 struct tly_listener;

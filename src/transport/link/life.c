@@ -170,6 +170,11 @@ uint32_t tly_link_tries(const struct tly_link *l)
     return tly_link_via(l)->tries ? tly_link_via(l)->tries : 1;
 }
 
+uint64_t tly_link_memory(const struct tly_link *l)
+{
+    return tly_link_via(l)->memory;
+}
+
 bool tly_link_is_open(const struct tly_link *l)
 {
     return l->state == TLY_LINK_OPEN;

@@ -108,12 +108,10 @@ static int setup_make(struct tly_rdma_channel *r)
     if (err)
         return err;
     tly_list_append(&r->port.device->channels, &r->node);
-    const size_t slots = (size_t)(TLY_RDMA_RECEIVES + TLY_RDMA_SENDS) * TLY_RDMA_MESSAGE;
-    const size_t places = (size_t)TLY_RDMA_PLACES * TLY_RDMA_PLACE;
-    err = setup_take_memory(r, slots + places, TLY_IBV_ACCESS_LOCAL_WRITE, &r->own);
+    err = setup_take_memory(r, TLY_RDMA_OWN_BYTES, TLY_IBV_ACCESS_LOCAL_WRITE, &r->own);
     if (!err)
-        err = setup_take_memory(r, places, TLY_IBV_ACCESS_LOCAL_WRITE | TLY_IBV_ACCESS_REMOTE_WRITE,
-                                &r->places);
+        err = setup_take_memory(r, TLY_RDMA_PLACES_BYTES,
+                                TLY_IBV_ACCESS_LOCAL_WRITE | TLY_IBV_ACCESS_REMOTE_WRITE, &r->places);
     return err ? err : setup_make_queue(r);
 }
 
