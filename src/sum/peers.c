@@ -51,6 +51,7 @@ static void peers_leave_job(struct tly_session *p)
 {
     struct tly_job *job = p->job;
     job->watchers -= p->watcher;
+    tly_budget_hold(&job->house->budget, -(int64_t)p->held);
     if (p->rank < job->ranks && job->by_rank[p->rank] == p) {
         job->by_rank[p->rank] = NULL;
         tly_redo_detach(p);
@@ -65,10 +66,8 @@ static void peers_leave_job(struct tly_session *p)
 
 void tly_peers_destroy(struct tly_session *p)
 {
-    if (p->proved) {
+    if (p->proved)
         tly_facts_add_bytes(&p->job->facts, p);
-        tly_budget_hold(&p->job->house->budget, -(int64_t)p->held);
-    }
     tly_link_destroy(p->link);
     tly_list_remove(&p->node);
     if (p->proved)

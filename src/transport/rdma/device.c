@@ -153,7 +153,7 @@ static int device_open(struct tly_loop *loop, struct tly_ibv_device *device, str
         device_watch(d, &d->completions, d->events->fd, device_on_completions);
         err = err ? err : tly_loop_add(loop, &d->completions, EPOLLIN);
     } else {
-        err = -(errno ? errno : EIO);
+        err = errno > 0 ? -errno : -EIO;
     }
     if (err) {
         device_close(d);
@@ -285,7 +285,7 @@ int tly_rdma_find_port(struct tly_loop *loop, const struct sockaddr_storage *add
         if (*choice->device && strcmp(list[i]->name, choice->device) != 0)
             continue;
         int failed = device_get(loop, list[i], &d);
-        if (failed) {
+        if (!d) {
             err = failed;
             continue;
         }
