@@ -30,6 +30,7 @@
 #include "sum/kept.h"
 #include "sum/members.h"
 #include "sum/quota.h"
+#include "sum/regain.h"
 #include "sum/round.h"
 #include "sum/session.h"
 #include "sum/slot.h"
@@ -151,8 +152,10 @@ void tly_job_change(struct tly_job *job, const struct tly_roster *roster)
 {
     job_set_sizes(job, roster->part_bytes, tly_roster_active(roster));
     for (uint32_t i = 0; i < roster->rank_count && i < job->ranks; i++)
-        if (roster->ranks[i].left && !job->gone[i])
+        if (roster->ranks[i].left && !job->gone[i]) {
             tly_redo_left(job, i);
+            tly_regain_left(job, i);
+        }
 }
 
 /* How much the service keeps for one rank's sake. */

@@ -145,7 +145,6 @@ void tly_kept_gather(struct tly_job *job, struct tly_kept *s, uint32_t epoch)
     kept_close_all(job, s); /* their ranks take them back, and push them again */
     tly_kept_forget_giver(job, s);
     s->version = (struct tly_version){epoch, 0};
-    s->given_up = 0;
     for (uint32_t i = 0; i < job->ranks; i++) {
         s->rank[i].had = (struct tly_version){0};
         s->rank[i].gave_up = false;

@@ -33,7 +33,6 @@ struct tly_kept {
     uint32_t giver;             /* rank that has been asked for the values; TLY_NO_PEER: none */
     uint8_t *coming;            /* owned: state of the values that the giver sends; NULL: not come yet */
     uint32_t filled;            /* bytes that have come from the giver */
-    uint32_t given_up;          /* ranks with `gave_up` */
     struct tly_kept_rank {
         struct tly_round *open; /* borrowed: its last operation; NULL: that is complete */
         uint32_t last;          /* round of its last operation that was applied */

@@ -48,6 +48,15 @@ static bool regain_all_hold(const struct tly_job *job, const struct tly_kept *s)
     return true;
 }
 
+/* Some rank of the job has given it up. */
+static bool regain_is_given_up(const struct tly_job *job, const struct tly_kept *s)
+{
+    for (uint32_t i = 0; i < job->ranks; i++)
+        if (!job->gone[i] && s->rank[i].gave_up)
+            return true;
+    return false;
+}
+
 /* The lowest rank that holds the highest version; TLY_NO_PEER: all ranks have left.  Each of the others holds one. */
 static uint32_t regain_holder(const struct tly_job *job, const struct tly_kept *s)
 {
@@ -84,7 +93,8 @@ void tly_regain_look(struct tly_job *job)
         if (job->givers >= MOST_GIVERS)
             return;
         /* A part that some rank has given up has moved on before its values came. */
-        if (s->state != KEPT_GATHERS || s->giver != TLY_NO_PEER || s->given_up || !regain_all_hold(job, s))
+        if (s->state != KEPT_GATHERS || s->giver != TLY_NO_PEER || regain_is_given_up(job, s) ||
+            !regain_all_hold(job, s))
             continue;
         uint32_t holder = regain_holder(job, s);
         if (holder != TLY_NO_PEER)
@@ -106,14 +116,7 @@ static void regain_give_up(struct tly_job *job, struct tly_kept *s, uint32_t ran
 {
     if (s->giver == rank)
         tly_kept_forget_giver(job, s); /* another part may be asked for */
-    s->given_up += !s->rank[rank].gave_up;
     s->rank[rank].gave_up = true;
-}
-
-static void regain_take_up(struct tly_kept *s, uint32_t rank)
-{
-    s->given_up -= s->rank[rank].gave_up;
-    s->rank[rank].gave_up = false;
 }
 
 static const char *regain_malformed(const struct tly_job *job, const struct tly_session *p,
@@ -199,7 +202,7 @@ int tly_regain_have(struct tly_session *p, const struct tly_frame *f, const void
     *why = "a version of a shared tensor that no service has given";
     if (s->state == KEPT_GATHERS && had.epoch == f->epoch)
         return -EPROTO;
-    regain_take_up(s, p->rank);
+    s->rank[p->rank].gave_up = false;
     rank->named = true;
     rank->had = had;
     return 0;
@@ -212,21 +215,24 @@ static bool regain_lacks(const struct tly_job *job, const struct tly_kept *s, ui
     return s->state != KEPT_HELD && p && p->done_epoch >= s->version.epoch && !s->rank[rank].had.epoch;
 }
 
-/* Each rank that is in the job has given it up or lacks it.  A rank that lacks it needs its create.  Another rank that has given the
- * part up has seen the create fail. */
+/* Each rank that is in the job has given it up or lacks it.  A rank that lacks it needs its create.  A rank that has given the
+ * part up, perhaps before it left, has seen the create fail. */
 static bool regain_is_nobodys(const struct tly_job *job, const struct tly_kept *s)
 {
-    for (uint32_t i = 0; i < job->ranks; i++)
+    bool given_up = false;
+    for (uint32_t i = 0; i < job->ranks; i++) {
+        given_up |= s->rank[i].gave_up;
         if (!job->gone[i] && !s->rank[i].gave_up && !regain_lacks(job, s, i))
             return false;
-    return true;
+    }
+    return given_up;
 }
 
 static void regain_drop_given_up(struct tly_job *job)
 {
     struct tly_kept *s, **all = malloc((job->kept.count + 1) * sizeof *all);
     size_t count = 0;
-    tly_map_each(&job->kept, s) if (all && s->given_up && regain_is_nobodys(job, s)) all[count++] = s;
+    tly_map_each(&job->kept, s) if (all && regain_is_nobodys(job, s)) all[count++] = s;
     while (count--) /* without memory they stay until the next DONE */
         tly_kept_drop(job, all[count]);
     free(all);
@@ -322,7 +328,6 @@ void tly_regain_left(struct tly_job *job, uint32_t rank)
     struct tly_kept *s;
     tly_map_each(&job->kept, s)
     {
-        regain_take_up(s, rank); /* the others do not wait for it */
         if (s->giver == rank)
             tly_kept_forget_giver(job, s);
     }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "sum/internal.h"
 #include "transport/address.h"
 
 #include <cmocka.h>
@@ -147,12 +148,14 @@ void raw_begin_alone(const char *const *settings)
     assert_int_equal(tly_loop_init(&raw.loop), 0);
 }
 
+static struct tly_roster roster; /* of the service's only epoch */
+static struct tly_roster_rank ranks[RAW_MOST_RANKS];
+
 /* machine NULL: each rank is one. */
 static void start(struct tly_loop *loop, uint32_t count, const uint32_t *machine)
 {
-    static struct tly_roster_rank ranks[RAW_MOST_RANKS];
     static struct tly_roster_service services[RAW_MOST_RANKS];
-    struct tly_roster roster = {
+    roster = (struct tly_roster){
         .epoch = 1,
         .rank_count = count,
         .machine_count = count,
@@ -202,6 +205,15 @@ int raw_begin_over(const struct tly_medium *medium, uint32_t count, const char *
     tly_media = raw.only;
     start(&raw.loop, count, NULL);
     return 0;
+}
+
+void raw_left(uint32_t rank)
+{
+    struct tly_loop *loop = raw.service->job->loop;
+    ranks[rank].left = 1;
+    tly_loop_lock(loop);
+    tly_service_change(raw.service, &roster);
+    tly_loop_unlock(loop);
 }
 
 void raw_end(void)

@@ -55,6 +55,8 @@ void raw_enter(int rank);
 void raw_connect(int rank, const struct tly_identity *job, uint32_t number, const struct tly_endpoints *to);
 /* End it as a broken network would, without a word. */
 void raw_break(int rank);
+/* A roster says that it has left the job. */
+void raw_left(uint32_t rank);
 /* f.rank is filled in, unless it is another. */
 void raw_post(int rank, struct tly_frame f, const void *data, size_t len);
 /* For tests that have services of their own: the loop and no service. */

@@ -274,6 +274,19 @@ static void test_giver_leaves(void **state)
     raw_settle(0);
 }
 
+/* A rank that has left, as the roster says, held nothing that others wait for. */
+static void test_left_by_roster(void **state)
+{
+    for (int i = 0; i < 2; i++) {
+        have(i, 5, 2, 0);
+        done(i, 5);
+    }
+    settle_all();
+    assert_int_equal(raw.rank[0].finals, 0);
+    raw_left(2);
+    raw_until(&raw.rank[0].finals, 1);
+}
+
 /* Another rank has ended a later create of the name while the giver sends its values of the first one. */
 static void test_giver_is_late(void **state)
 {
@@ -643,6 +656,31 @@ static void test_cancelled_before_named(void **state)
     raw_until(&raw.rank[0].verdicts, 1); /* it was not created */
 }
 
+/* Rank 0 alone names the part of a create that has failed on all ranks, gives it up and leaves. */
+static void test_given_up_by_a_leaver(void **state)
+{
+    struct tly_frame f = word_of(TLY_CANCEL, 0);
+    f.kind = TALLY_SHARED_CREATE;
+    raw_settle(1);
+    uint64_t before = raw.rank[1].facts.bytes_in_use;
+    for (int i = 1; i < RANKS; i++) {
+        have_all_of(i, 1); /* it speaks */
+        raw_post(i, f, NULL, 0);
+        raw_settle(i);
+    }
+    uint64_t of_part = raw.rank[2].facts.bytes_in_use - before;
+    have(0, 5, 2, 0);
+    raw_post(0, f, NULL, 0);
+    raw_post(0, (struct tly_frame){.type = TLY_GOODBYE}, NULL, 0);
+    raw_settle(0);
+    done(1, 5);
+    raw_settle(1);
+    done(2, 5);
+    raw_until(&raw.rank[1].finals, 1);
+    raw_settle(2);
+    assert_int_equal(raw.rank[2].facts.bytes_in_use, before + of_part);
+}
+
 /* Three parts have come here, and rank i is the holder of part i.  Two of them are asked for at a time. */
 static int three_parts(void)
 {
@@ -863,6 +901,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_moves_twice, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_giver_breaks, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_giver_leaves, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_left_by_roster, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_giver_is_late, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_given_up, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_earlier_create, raw_set_up, raw_tear_down),
@@ -877,6 +916,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_later_create, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_cancelled, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_cancelled_before_named, raw_set_up, raw_tear_down),
+        cmocka_unit_test_setup_teardown(test_given_up_by_a_leaver, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_created_while_given, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_created_anew, raw_set_up, raw_tear_down),
         cmocka_unit_test_setup_teardown(test_no_memory, raw_set_up_small, raw_tear_down),
