@@ -160,7 +160,9 @@ void tly_answers_received(struct tly_session *p, uint64_t count)
 
 void tly_answers_asked(struct tly_session *p)
 {
-    p->asked = p->told;
+    if (p->stable >= p->asked)
+        p->asked = p->told;
+    p->asked_last = p->told;
     if (p->stable >= p->asked)
         tly_session_counts(p, UINT32_MAX);
 }
@@ -198,7 +200,10 @@ void tly_answers_settle(struct tly_job *job)
         if (!q || !job->mortal || q->stable == before)
             continue;
         /* A rank's operation may wait for this news.  That of a rank that only gives does, with its last part. */
-        bool urgent = (gave && q->stable == q->delivered) || (before < q->asked && q->stable >= q->asked);
+        bool answered = before < q->asked && q->stable >= q->asked;
+        bool urgent = answered || (gave && q->stable == q->delivered);
+        if (answered)
+            q->asked = q->asked_last;
         tly_session_counts(q, urgent ? UINT32_MAX : (uint32_t)job->part_bytes / 4);
     }
 }

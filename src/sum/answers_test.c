@@ -91,12 +91,35 @@ static void test_a_question_behind_the_news_brings_it_on(void **state)
     assert_int_equal(link_of_rank.owed_bytes, UINT32_MAX);
 }
 
+/* Another operation asks before the news of the first one's end is there: each question has its answer. */
+static void test_a_later_question_does_not_replace_the_first(void **state)
+{
+    struct tly_round *later = calloc(1, sizeof *later + sizeof(struct tly_slot));
+    assert_non_null(later);
+    later->who = &all;
+    later->references = 2;
+    ring[1] = later;
+    tly_answers_asked(&session);
+    session.delivered = session.told = session.received = 2;
+    tly_answers_asked(&session);
+    tly_answers_settle(&job);
+    assert_int_equal(session.stable, 1);
+    assert_int_equal(link_of_rank.owed_bytes, UINT32_MAX);
+    link_of_rank.owed_bytes = 0;
+    later->received = 1;
+    tly_answers_settle(&job);
+    assert_int_equal(session.stable, 2);
+    assert_int_equal(link_of_rank.owed_bytes, UINT32_MAX);
+    free(later);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_news_may_wait, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_question_is_answered_once_all_is_stable, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_question_is_about_what_the_rank_has, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_later_question_does_not_replace_the_first, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_a_question_behind_the_news_brings_it_on, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -64,7 +64,9 @@ struct tly_session {
     uint64_t delivered, received, stable; /* counts; the ring holds [stable, delivered) */
     uint64_t
         told; /* deliveries that the rank says it has; past `received` while the medium still reads them */
-    uint64_t asked; /* the rank waits to hear that so many deliveries are stable */
+    uint64_t asked,
+        asked_last; /* the rank waits to hear that so many deliveries are stable: its first question
+                                   that is open, and its last */
     uint32_t ring_room;
 };
 
