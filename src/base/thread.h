@@ -12,6 +12,12 @@ bool tly_thread_is_ours(int id);
 
 /* Processor time of our threads in this process so far, those that have ended included, ns.  Any thread may ask. */
 uint64_t tly_thread_cpu(void);
+/* The same since it was `before`.  A thread that is just ending may be missing for a moment. */
+static inline uint64_t tly_thread_cpu_since(uint64_t before)
+{
+    uint64_t now = tly_thread_cpu();
+    return now > before ? now - before : 0;
+}
 /* The calling thread counts as well: a program of ours has a loop in its main thread. */
 void tly_thread_count_me(void);
 

@@ -95,7 +95,7 @@ double tly_comm_age(const tally_comm *c)
 
 uint64_t tly_comm_cpu(const tally_comm *c)
 {
-    return tly_thread_cpu() - c->origin.cpu_before;
+    return tly_thread_cpu_since(c->origin.cpu_before);
 }
 
 bool tly_comm_is_forked(const tally_comm *c)

@@ -27,7 +27,7 @@ void tly_job_facts(struct tly_job *job, struct tly_service_facts *out)
     out->bytes_in_use = job->quota.in_use;
     out->bytes_peak = job->quota.peak;
     out->memory_limit = job->house->budget.pool.limit;
-    out->cpu_us = (tly_thread_cpu() - job->cpu_before) / 1000;
+    out->cpu_us = tly_thread_cpu_since(job->cpu_before) / 1000;
     for (const struct tly_list *n = job->sessions.next; n != &job->sessions; n = n->next)
         tly_facts_add_bytes(out, tly_list_entry(n, struct tly_session, node));
     out->waiting_ms = (uint64_t)(tly_verdict_waits(job, out->waits_for, sizeof out->waits_for) / TLY_MS);
