@@ -113,8 +113,6 @@ static void device_close(struct tly_rdma_device *d)
         tly_fd_disown(d->completions.fd);
         tly_verbs.destroy_comp_channel(d->events);
     }
-    if (d->pd)
-        tly_verbs.dealloc_pd(d->pd);
     if (d->context) {
         tly_loop_remove(d->loop, &d->faults);
         tly_fd_disown(d->faults.fd);
@@ -145,10 +143,8 @@ static int device_open(struct tly_loop *loop, struct tly_ibv_device *device, str
         tly_fd_own(d->context->cmd_fd);
         device_watch(d, &d->faults, d->context->async_fd, device_on_fault);
         err = tly_loop_add(loop, &d->faults, EPOLLIN);
-        d->pd = tly_verbs.alloc_pd(d->context);
-    }
-    if (d->pd)
         d->events = tly_verbs.create_comp_channel(d->context);
+    }
     if (d->events) {
         device_watch(d, &d->completions, d->events->fd, device_on_completions);
         err = err ? err : tly_loop_add(loop, &d->completions, EPOLLIN);

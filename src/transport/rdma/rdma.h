@@ -55,7 +55,6 @@ struct tly_rdma_choice {
 struct tly_rdma_device {
     struct tly_loop *loop; /* borrowed */
     struct tly_ibv_context *context;
-    struct tly_ibv_pd *pd;
     struct tly_ibv_comp_channel *events;
     struct tly_watch completions, faults; /* of the descriptors of `events` and of the context */
     struct tly_list channels;
@@ -85,6 +84,7 @@ struct tly_rdma_channel {
     struct tly_list node, pending;
     void (*visit)(struct tly_rdma_channel *r); /* tly_rdma_visit */
     struct tly_hook hook;
+    struct tly_ibv_pd *pd; /* of this connection alone: no other one's key reaches its memory */
     struct tly_ibv_cq *cq;
     struct tly_ibv_qp *qp;
     uint32_t psn;                  /* of our first packet */

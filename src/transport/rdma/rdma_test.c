@@ -143,6 +143,16 @@ static void test_the_card_refuses(void **state)
     ends_stop();
 
     r = open_both();
+    /* Of another connection through the same device: this end's own place. */
+    wr.wr.rdma.remote_addr = (uintptr_t)r->places.data;
+    wr.wr.rdma.rkey = r->places.mr->rkey;
+    post(r, &wr, NULL, 8);
+    ends_until(&x.a.closed, 1);
+    assert_non_null(strstr(x.a.why, "remote access error"));
+    ends_until(&x.b.closed, 1);
+    ends_stop();
+
+    r = open_both();
     send_message(r, NULL, TLY_RDMA_MESSAGE + 1); /* no receive is that long */
     ends_until(&x.b.closed, 1);
     ends_until(&x.a.closed, 1);

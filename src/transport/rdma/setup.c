@@ -43,7 +43,7 @@ static int setup_take_memory(struct tly_rdma_channel *r, size_t bytes, int acces
     if (data == MAP_FAILED)
         return tly_fail(ENOMEM, "out of memory");
     *m = (struct tly_rdma_memory){.data = data, .bytes = bytes};
-    m->mr = tly_verbs.reg_mr(r->port.device->pd, data, bytes, access);
+    m->mr = tly_verbs.reg_mr(r->pd, data, bytes, access);
     if (m->mr)
         return 0;
     int err = errno ? errno : ENOMEM;
@@ -82,7 +82,7 @@ static int setup_make_queue(struct tly_rdma_channel *r)
                 .max_send_sge = 1,
                 .max_recv_sge = 1},
         .qp_type = TLY_IBV_QPT_RC};
-    r->qp = tly_verbs.create_qp(d->pd, &init);
+    r->qp = tly_verbs.create_qp(r->pd, &init);
     if (!r->qp)
         return tly_fail(errno ? errno : ENOMEM, "cannot create a queue pair: %s", strerror(errno));
     struct tly_ibv_qp_attr a = {.qp_state = TLY_IBV_QPS_INIT,
@@ -108,6 +108,9 @@ static int setup_make(struct tly_rdma_channel *r)
     if (err)
         return err;
     tly_list_append(&r->port.device->channels, &r->node);
+    r->pd = tly_verbs.alloc_pd(r->port.device->context);
+    if (!r->pd)
+        return tly_fail(errno ? errno : ENOMEM, "cannot allocate a protection domain: %s", strerror(errno));
     err = setup_take_memory(r, TLY_RDMA_OWN_BYTES, TLY_IBV_ACCESS_LOCAL_WRITE, &r->own);
     if (!err)
         err = setup_take_memory(r, TLY_RDMA_PLACES_BYTES,
@@ -130,6 +133,9 @@ void tly_rdma_tear_down(struct tly_rdma_channel *r)
     r->cq = NULL;
     setup_give_memory(&r->own);
     setup_give_memory(&r->places);
+    if (r->pd)
+        tly_verbs.dealloc_pd(r->pd);
+    r->pd = NULL;
     tly_rdma_release(r->port.device);
     r->port.device = NULL;
 }
