@@ -215,14 +215,15 @@ void tly_rdma_visit(struct tly_rdma_channel *r)
 void tly_rdma_drain(struct tly_rdma_channel *r, int64_t ns)
 {
     struct tly_ibv_wc wc[POLLED];
-    int64_t until = r->answered_at + ns;
-    bool failed = false;
-    while (r->completed != r->sent && !failed && tly_now() < until) {
+    int64_t most = tly_now() + ns, until = r->answered_at + ns;
+    bool done = r->completed == r->sent;
+    while (!done) {
         int n = tly_ibv_poll_cq(r->cq, POLLED, wc);
-        failed = n < 0;
         for (int i = 0; i < n; i++) {
-            failed |= wc[i].status != TLY_IBV_WC_SUCCESS;
+            done |= wc[i].status != TLY_IBV_WC_SUCCESS;
             r->completed += !(wc[i].wr_id & of_receive);
         }
+        until = n > 0 ? most : until; /* the card answers: it was this end that had not looked */
+        done |= n < 0 || r->completed == r->sent || tly_now() >= until;
     }
 }

@@ -159,7 +159,7 @@ static inline uint32_t tly_rdma_row(uint32_t len)
 int tly_rdma_post_receives(struct tly_rdma_channel *r);
 /* Take what the card has completed, and hand on what has come. */
 void tly_rdma_visit(struct tly_rdma_channel *r);
-/* Wait until the card has sent all, unless it has completed nothing for so long. */
+/* Wait until the card has sent all, for so long at most.  If it has completed nothing for so long already, look once. */
 void tly_rdma_drain(struct tly_rdma_channel *r, int64_t ns);
 
 #endif
