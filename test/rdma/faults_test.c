@@ -1,4 +1,5 @@
 /* faults_test.c - what a connection over RDMA does when its device, its card or its peer fails, on the fake card. */
+#include <errno.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -6,6 +7,7 @@
 #include <stdint.h>
 
 #include <sodium.h>
+#include <sys/socket.h>
 
 #include "base/clock.h"
 #include "test/media/ends.h"
@@ -93,10 +95,29 @@ static void test_last_frames_of_a_busy_loop(void **state)
     close_both();
 }
 
+/* A socket that is reset hides nothing of what came through the queue pair before. */
+static void test_a_socket_that_is_reset(void **state)
+{
+    const struct linger at_once = {.l_onoff = 1};
+    open_both();
+    tly_loop_lock(&x.loop);
+    ends_add(100, PLACE);
+    tly_link_push(x.a.link);
+    complete_unseen(to->cq);
+    setsockopt(from->stream.watch.fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    destroy_a();
+    tly_loop_unlock(&x.loop);
+    ends_until(&x.b.closed, 1);
+    assert_int_equal(x.b.err, ECONNRESET);
+    assert_int_equal(x.arrived, 1);
+    close_both();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_last_frames_of_a_busy_loop),
+        cmocka_unit_test(test_a_socket_that_is_reset),
     };
     if (sodium_init() < 0)
         return 1;

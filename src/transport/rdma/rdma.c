@@ -20,20 +20,22 @@ enum { LEAST_MEMORY = 256 << 20 };
 
 static const char *const names[] = {"rdma", NULL};
 
-/* From the socket.  Once packets go through the queue pair nothing may come but its end, and what came before that is taken
- * first. */
+/* From the socket.  Once packets go through the queue pair nothing may come but its end or its reset, and what came before
+ * that is taken first. */
 static ssize_t rdma_receive(struct tly_stream *s, const struct iovec *iov, int n)
 {
     struct tly_rdma_channel *r = tly_rdma_of(&s->base);
     ssize_t got = readv(s->watch.fd, iov, n);
-    if (!r->begun || got < 0)
+    int err = errno;
+    if (!r->begun || (got < 0 && err != ECONNRESET))
         return got;
     errno = EPROTO;
     if (got > 0)
         return -1;
     tly_rdma_visit(r);
     r->broken = true;
-    return 0;
+    errno = err;
+    return got;
 }
 
 static const struct tly_stream_io io = {.receive = rdma_receive};
