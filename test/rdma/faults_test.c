@@ -7,6 +7,8 @@
 #include <stdint.h>
 
 #include <sodium.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include "base/clock.h"
@@ -115,11 +117,101 @@ static void test_a_socket_that_is_reset(void **state)
     close_both();
 }
 
+/* --- events of the device ------------------------------------------------------------------------- */
+
+static void expect_in(const char *why, const char *part)
+{
+    if (!strstr(why, part))
+        fail_msg("\"%s\" lacks \"%s\"", why, part);
+}
+
+static void test_a_device_that_vanishes_in_silence(void **state)
+{
+    open_both();
+    char device[80];
+    snprintf(device, sizeof device, "RDMA on %s port 1", from->port.device->context->device->name);
+    fake_verbs_set("silent");
+    fake_verbs_vanish();
+    ends_until(&x.a.closed, 1);
+    ends_until(&x.b.closed, 1);
+    expect_in(x.a.why, device);
+    expect_in(x.a.why, "the device is gone");
+    close_both();
+}
+
+static struct tly_ibv_cq *failed_cq;
+
+/* One event: this completion queue has failed. */
+static int get_cq_err(struct tly_ibv_context *c, struct tly_ibv_async_event *out)
+{
+    struct tly_ibv_cq *cq = failed_cq;
+    failed_cq = NULL;
+    errno = EAGAIN;
+    if (!cq)
+        return -1;
+    *out = (struct tly_ibv_async_event){.element.cq = cq, .event_type = TLY_IBV_EVENT_CQ_ERR};
+    return 0;
+}
+
+static void test_a_completion_queue_that_fails(void **state)
+{
+    open_both();
+    struct tly_rdma_device *d = from->port.device;
+    const struct tly_verbs verbs = tly_verbs;
+    failed_cq = to->cq;
+    tly_verbs.get_async_event = get_cq_err;
+    tly_loop_lock(&x.loop);
+    d->faults.ready(&d->faults, EPOLLIN);
+    tly_loop_unlock(&x.loop);
+    tly_verbs = verbs;
+    assert_int_equal(x.b.closed, 1);
+    assert_int_equal(x.a.closed, 0);
+    expect_in(x.b.why, "CQ error");
+    ends_until(&x.a.closed, 1);
+    close_both();
+}
+
+static int no_async_event(struct tly_ibv_context *c, struct tly_ibv_async_event *out)
+{
+    errno = EIO;
+    return -1;
+}
+
+static int no_cq_event(struct tly_ibv_comp_channel *c, struct tly_ibv_cq **cq, void **user)
+{
+    errno = EIO;
+    return -1;
+}
+
+/* A descriptor of events that can be read no more stays readable: the device is as good as gone. */
+static void test_events_that_cannot_be_read(void **state)
+{
+    for (int which = 0; which < 2; which++) {
+        open_both();
+        struct tly_rdma_device *d = from->port.device;
+        struct tly_watch *w = which ? &d->completions : &d->faults;
+        const struct tly_verbs verbs = tly_verbs;
+        tly_verbs.get_async_event = no_async_event;
+        tly_verbs.get_cq_event = no_cq_event;
+        tly_loop_lock(&x.loop);
+        w->ready(w, EPOLLIN);
+        tly_loop_unlock(&x.loop);
+        tly_verbs = verbs;
+        assert_int_equal(x.a.closed, 1);
+        assert_int_equal(x.b.closed, 1);
+        expect_in(x.a.why, "the device is gone");
+        close_both();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_last_frames_of_a_busy_loop),
         cmocka_unit_test(test_a_socket_that_is_reset),
+        cmocka_unit_test(test_a_device_that_vanishes_in_silence),
+        cmocka_unit_test(test_a_completion_queue_that_fails),
+        cmocka_unit_test(test_events_that_cannot_be_read),
     };
     if (sodium_init() < 0)
         return 1;

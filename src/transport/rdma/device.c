@@ -50,18 +50,37 @@ void tly_rdma_post(struct tly_rdma_channel *r)
     tly_loop_post(d->loop, &d->completions);
 }
 
+/* No event will come, or none can be read: its descriptors would wake the loop for ever. */
+static void device_give_up(struct tly_rdma_device *d)
+{
+    tly_loop_remove(d->loop, &d->completions);
+    tly_loop_remove(d->loop, &d->faults);
+    while (!tly_list_empty(&d->channels)) {
+        struct tly_rdma_channel *r =
+            tly_list_entry(tly_list_take(&d->channels), struct tly_rdma_channel, node);
+        tly_rdma_fail(r, ENODEV, "the device is gone", "pulled out, or reset by its driver");
+    }
+}
+
+/* Did a call for an event fail, other than for want of one?  errno, which was 0 before, says so. */
+static bool device_cannot_read(void)
+{
+    return errno != EAGAIN && errno != EINTR;
+}
+
 static void device_on_completions(struct tly_watch *w, uint32_t events)
 {
     struct tly_rdma_device *d = tly_list_entry(w, struct tly_rdma_device, completions);
     struct tly_ibv_cq *cq;
     void *channel;
     d->references++;
-    while (tly_verbs.get_cq_event(d->events, &cq, &channel) == 0) {
+    for (errno = 0; tly_verbs.get_cq_event(d->events, &cq, &channel) == 0; errno = 0) {
         struct tly_rdma_channel *r = channel;
         tly_verbs.ack_cq_events(cq, 1);
         tly_list_remove(&r->pending);
         tly_list_append(&d->pending, &r->pending);
     }
+    bool gone = device_cannot_read();
     struct tly_list now = TLY_LIST_INIT(now);
     while (!tly_list_empty(&d->pending)) /* those that come meanwhile have their turn later */
         tly_list_append(&now, tly_list_take(&d->pending));
@@ -69,32 +88,54 @@ static void device_on_completions(struct tly_watch *w, uint32_t events)
         struct tly_rdma_channel *r = tly_list_entry(tly_list_take(&now), struct tly_rdma_channel, pending);
         r->visit(r);
     }
+    if (gone)
+        device_give_up(d);
     tly_rdma_release(d);
 }
 
-/* Something is wrong with the device, a port or a queue.  Links end by their completions, or here if there will be none. */
+/* Which channel this event ends; NULL: none.  That a queue pair has failed is noted: its completions end it. */
+static struct tly_rdma_channel *device_take_event(const struct tly_ibv_async_event *e, const char *what)
+{
+    struct tly_rdma_channel *r;
+    switch (e->event_type) {
+    case TLY_IBV_EVENT_CQ_ERR:
+        return e->element.cq->cq_context;
+    case TLY_IBV_EVENT_QP_FATAL:
+    case TLY_IBV_EVENT_QP_REQ_ERR:
+    case TLY_IBV_EVENT_QP_ACCESS_ERR:
+        r = e->element.qp->qp_context;
+        r->fault = what;
+        r->cause = e->event_type == TLY_IBV_EVENT_QP_ACCESS_ERR ? "the peer wrote where it may not"
+                   : e->event_type == TLY_IBV_EVENT_QP_REQ_ERR
+                       ? "the peer sent what this end does not take"
+                       : "a fault of the device or its driver";
+    }
+    return NULL;
+}
+
+void tly_rdma_hear(struct tly_rdma_device *d)
+{
+    struct tly_ibv_async_event e;
+    bool gone = false;
+    d->references++;
+    for (errno = 0; !gone && tly_verbs.get_async_event(d->context, &e) == 0; errno = 0) {
+        const char *what = tly_verbs.event_type_str(e.event_type);
+        struct tly_rdma_channel *r = device_take_event(&e, what);
+        gone = e.event_type == TLY_IBV_EVENT_DEVICE_FATAL;
+        tly_log(gone ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "transport", "RDMA device %s: %s",
+                d->context->device->name, what);
+        tly_verbs.ack_async_event(&e); /* a queue that has events is not destroyed before */
+        if (r)
+            tly_rdma_fail(r, EIO, what, "a fault of the device or its driver");
+    }
+    if (gone || device_cannot_read())
+        device_give_up(d);
+    tly_rdma_release(d);
+}
+
 static void device_on_fault(struct tly_watch *w, uint32_t events)
 {
-    struct tly_rdma_device *d = tly_list_entry(w, struct tly_rdma_device, faults);
-    struct tly_ibv_async_event e;
-    d->references++;
-    while (tly_verbs.get_async_event(d->context, &e) == 0) {
-        bool gone = e.event_type == TLY_IBV_EVENT_DEVICE_FATAL;
-        tly_log(gone ? TALLY_LOG_WARNING : TALLY_LOG_DEBUG, "transport", "RDMA device %s: %s",
-                d->context->device->name, tly_verbs.event_type_str(e.event_type));
-        tly_verbs.ack_async_event(&e);
-        while (gone && !tly_list_empty(&d->channels)) {
-            struct tly_rdma_channel *r =
-                tly_list_entry(tly_list_take(&d->channels), struct tly_rdma_channel, node);
-            const struct tly_channel_user *up = r->stream.base.up;
-            void *user = r->stream.base.user;
-            r->broken = true;
-            up->enter(user);
-            up->ended(user, ENODEV, "its RDMA device is gone");
-            up->leave(user);
-        }
-    }
-    tly_rdma_release(d);
+    tly_rdma_hear(tly_list_entry(w, struct tly_rdma_device, faults));
 }
 
 /* --- opening ------------------------------------------------------------------------------------- */

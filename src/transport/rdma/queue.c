@@ -127,6 +127,23 @@ static void queue_hand_on(struct tly_rdma_channel *r)
 
 /* --- completions --------------------------------------------------------------------------------- */
 
+void tly_rdma_fail(struct tly_rdma_channel *r, int err, const char *what, const char *cause)
+{
+    const struct tly_channel_user *up = r->stream.base.up;
+    void *user = r->stream.base.user;
+    struct sockaddr_storage there = {0};
+    char gid[64], peer[80];
+    tly_rdma_gid_text(&r->port.gid, gid);
+    snprintf(r->why, sizeof r->why, "RDMA on %s port %u, GID %s: %s (%s)",
+             r->port.device->context->device->name, r->port.number, gid, what, cause);
+    tly_tcp.network->address(&r->stream.base, true, &there);
+    tly_address_text(&there, peer, sizeof peer);
+    tly_warn("transport", "closing the connection to %s: %s", peer, r->why);
+    up->enter(user);
+    queue_end(r, err, r->why);
+    up->leave(user);
+}
+
 static void queue_fail(struct tly_rdma_channel *r, const struct tly_ibv_wc *wc)
 {
     static const struct {
@@ -140,20 +157,17 @@ static void queue_fail(struct tly_rdma_channel *r, const struct tly_ibv_wc *wc)
         {TLY_IBV_WC_REM_INV_REQ_ERR, "the peer takes no message of this length"},
         {TLY_IBV_WC_WR_FLUSH_ERR, "the queue pair has failed before"},
     };
-    struct sockaddr_storage there = {0};
-    char gid[64], peer[80];
     const char *cause = "a fault of the device or its driver";
+    if (wc->status ==
+        TLY_IBV_WC_WR_FLUSH_ERR) /* a consequence: the device may have told of what came before it */
+        tly_rdma_hear(r->port.device);
+    if (tly_rdma_is_closed(r))
+        return;
     for (size_t i = 0; i < sizeof causes / sizeof *causes; i++)
         if (causes[i].status == wc->status)
             cause = causes[i].cause;
-    tly_rdma_gid_text(&r->port.gid, gid);
-    snprintf(r->why, sizeof r->why, "RDMA on %s port %u, GID %s: %s (%s)",
-             r->port.device->context->device->name, r->port.number, gid, tly_verbs.wc_status_str(wc->status),
-             cause);
-    tly_tcp.network->address(&r->stream.base, true, &there);
-    tly_address_text(&there, peer, sizeof peer);
-    tly_warn("transport", "closing the connection to %s: %s", peer, r->why);
-    queue_end(r, ECONNRESET, r->why);
+    tly_rdma_fail(r, ECONNRESET, r->fault ? r->fault : tly_verbs.wc_status_str(wc->status),
+                  r->fault ? r->cause : cause);
 }
 
 static void queue_complete_send(struct tly_rdma_channel *r)

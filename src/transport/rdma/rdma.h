@@ -87,10 +87,12 @@ struct tly_rdma_channel {
     struct tly_ibv_pd *pd; /* of this connection alone: no other one's key reaches its memory */
     struct tly_ibv_cq *cq;
     struct tly_ibv_qp *qp;
-    uint32_t psn;                  /* of our first packet */
-    bool begun;                    /* packets go through the queue pair */
-    bool broken;                   /* it takes no more */
-    char why[256];                 /* what has failed */
+    uint32_t psn; /* of our first packet */
+    bool begun;   /* packets go through the queue pair */
+    bool broken;  /* it takes no more */
+    const char *fault,
+        *cause;    /* static: the device's word that the queue pair has failed, and why; NULL: none */
+    char why[256]; /* what has failed */
     struct tly_rdma_memory own;    /* receives, sends, and what is written from: only our card uses it */
     struct tly_rdma_memory places; /* the peer's card writes here */
     /* out */
@@ -135,6 +137,8 @@ int tly_rdma_find_port(struct tly_loop *loop, const struct sockaddr_storage *add
 void tly_rdma_release(struct tly_rdma_device *d);
 /* Have the channel's completions looked at soon. */
 void tly_rdma_post(struct tly_rdma_channel *r);
+/* Take what the device says of itself and of its queues, which may end channels. */
+void tly_rdma_hear(struct tly_rdma_device *d);
 
 /* --- setup.c ------------------------------------------------------------------------------------- */
 
@@ -157,6 +161,8 @@ static inline uint32_t tly_rdma_row(uint32_t len)
 
 /* Post all receives.  0 or errno. */
 int tly_rdma_post_receives(struct tly_rdma_channel *r);
+/* End the channel with a sentence: where, what, and why. */
+void tly_rdma_fail(struct tly_rdma_channel *r, int err, const char *what, const char *cause);
 /* Take what the card has completed, and hand on what has come. */
 void tly_rdma_visit(struct tly_rdma_channel *r);
 /* Wait until the card has sent all, for so long at most.  If it has completed nothing for so long already, look once. */

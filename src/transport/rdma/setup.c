@@ -75,6 +75,7 @@ static int setup_make_queue(struct tly_rdma_channel *r)
     if (!r->cq)
         return tly_fail(errno ? errno : ENOMEM, "cannot create a completion queue: %s", strerror(errno));
     struct tly_ibv_qp_init_attr init = {
+        .qp_context = r,
         .send_cq = r->cq,
         .recv_cq = r->cq,
         .cap = {.max_send_wr = 2 * TLY_RDMA_SENDS,
