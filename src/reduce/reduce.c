@@ -8,55 +8,11 @@
 #include <string.h>
 
 #include "reduce/fold.h"
+#include "reduce/mode.h"
 
 #if defined __x86_64__
 #include <cpuid.h>
 #include <xmmintrin.h>
-#endif
-
-/* --- the floating-point mode ----------------------------------------------------------------------- */
-
-#if defined __x86_64__
-typedef unsigned int float_mode;
-enum { MODE = 0x1f80, RAISED = 0x3f }; /* to nearest, no FTZ, no DAZ, all traps masked; flags */
-static float_mode reduce_mode_default(void)
-{
-    float_mode saved = _mm_getcsr();
-    if ((saved & ~RAISED) != MODE) /* to set it takes as long as a few sums */
-        _mm_setcsr(MODE);
-    return saved;
-}
-static void reduce_mode_restore(float_mode saved)
-{
-    if ((saved & ~RAISED) != MODE)
-        _mm_setcsr(saved);
-}
-#elif defined __aarch64__
-typedef uint64_t float_mode;
-static float_mode reduce_mode_default(void)
-{
-    float_mode saved;
-    __asm__ volatile("mrs %0, fpcr\n\tmsr fpcr, xzr" : "=&r"(saved)::"memory");
-    return saved;
-}
-static void reduce_mode_restore(float_mode saved)
-{
-    __asm__ volatile("msr fpcr, %0" ::"r"(saved) : "memory");
-}
-#else
-#include <fenv.h>
-typedef fenv_t float_mode;
-static float_mode reduce_mode_default(void)
-{
-    float_mode saved;
-    fegetenv(&saved);
-    fesetenv(FE_DFL_ENV);
-    return saved;
-}
-static void reduce_mode_restore(float_mode saved)
-{
-    fesetenv(&saved);
-}
 #endif
 
 /* --- variants --------------------------------------------------------------------------------------- */
@@ -427,7 +383,7 @@ static void reduce_sum_few(int n, const void *const input[], void *output, size_
 
 void tly_reduce(const struct tly_reduction *r, int n, const void *const input[], void *output, size_t count)
 {
-    float_mode saved = reduce_mode_default();
+    tly_mode saved = tly_mode_default();
     if (reduce_is_few(r, n, count)) {
         reduce_sum_few(n, input, output, count);
     } else if (n <= TLY_FOLD_MAX) { /* the tree is one fold of its inputs */
@@ -441,7 +397,7 @@ void tly_reduce(const struct tly_reduction *r, int n, const void *const input[],
         reduce_plant(&t, r, n, n, input, output, &count);
         reduce_blocks(&t, output, count);
     }
-    reduce_mode_restore(saved);
+    tly_mode_restore(saved);
 }
 
 void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int group_size[],
@@ -449,7 +405,7 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
 {
     struct reduce_tree t, group;
     _Alignas(64) unsigned char leaf_rows[SCRATCH_BYTES];
-    float_mode saved = reduce_mode_default();
+    tly_mode saved = tly_mode_default();
     size_t same = count;
     int inputs = 0, largest = 0;
     assert(!r->to_partial && !r->from_partials);
@@ -468,14 +424,14 @@ void tly_reduce_grouped(const struct tly_reduction *r, int groups, const int gro
     t.leaf_rows = leaf_rows;
     t.row_bytes = group.row_bytes = t.row_bytes < group.row_bytes ? t.row_bytes : group.row_bytes;
     reduce_blocks(&t, output, count);
-    reduce_mode_restore(saved);
+    tly_mode_restore(saved);
 }
 
 void tly_reduce_nodes(const struct tly_reduction *r, int n, const int leaves[], const void *const input[],
                       void *output, size_t count)
 {
     struct reduce_tree t;
-    float_mode saved = reduce_mode_default();
+    tly_mode saved = tly_mode_default();
     int all = 0;
     assert(r->from_partials);
     for (int j = 0; j < n; j++)
@@ -485,7 +441,7 @@ void tly_reduce_nodes(const struct tly_reduction *r, int n, const int leaves[], 
     t.node_leaves = leaves;
     t.row_bytes = reduce_row_bytes(all * TLY_FOLD_MAX); /* narrow nodes, one in the other, take more rows */
     reduce_blocks(&t, output, count);
-    reduce_mode_restore(saved);
+    tly_mode_restore(saved);
 }
 
 /* --- sums with norms ---------------------------------------------------------------------------------- */
@@ -520,7 +476,7 @@ static float reduce_norm(const float *a, const float *b, float *sum, size_t coun
 void tly_reduce_add_norms(const float *a, const float *b, float *sum, size_t count, size_t chunk,
                           float *norms)
 {
-    float_mode saved = reduce_mode_default();
+    tly_mode saved = tly_mode_default();
     bool in_place = sum == a || sum == b;
     bool ask = (in_place ? 2 : 3) * count * sizeof *sum >= TLY_FAR_BYTES, stream = ask && !in_place;
     for (size_t at = 0; at < count; at += chunk)
@@ -528,5 +484,5 @@ void tly_reduce_add_norms(const float *a, const float *b, float *sum, size_t cou
             reduce_norm(a + at, b + at, sum + at, count - at < chunk ? count - at : chunk, ask, stream);
     if (stream)
         reduce_fence();
-    reduce_mode_restore(saved);
+    tly_mode_restore(saved);
 }
