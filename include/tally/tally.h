@@ -140,6 +140,48 @@ TALLY_API void tally_name_calls(uint32_t space, const char *const *names);
 TALLY_API int tally_add_norms(const float *a, const float *b, float *sum, size_t count, size_t chunk,
                               float *norms);
 
+/* Codecs: float32 gradients as small integers that add up.  All ranks of an operation share a scale, and the sum of their codes
+ * fits its word, so the words go through tally_push_pull() with TALLY_SUM.
+ *
+ *     codec               ranks n   word           digits a word   largest code L
+ *     TALLY_CODEC_INT8    to 127    TALLY_INT8     1               127 / n, rounded down
+ *     TALLY_CODEC_INT4    to 7      TALLY_INT8     2, base 16      7 / n
+ *     TALLY_CODEC_INT4    8 to 15   TALLY_INT16    3, base 32      15 / n
+ *
+ * A block is TALLY_CODEC_BLOCK neighbours; the last may have fewer.  Its exponent is one uint8: b = 1 .. 247 stands for the
+ * scale s = 2^(b - 127), any other for none: then nothing is sent and all stays in the error. */
+enum tally_codec { TALLY_CODEC_INT8 = 0, TALLY_CODEC_INT4 = 1 };
+enum { TALLY_CODEC_BLOCK = 256 };
+
+/* The word's type, and the number of words for `count` elements: count / digits, rounded up.  -EINVAL: no such codec, or 0
+ * ranks; -ENOTSUP: more ranks than the codec takes.  The three functions below fail for the same reasons, and with -EINVAL
+ * for a NULL pointer. */
+TALLY_API int tally_codec_words(enum tally_codec codec, uint32_t ranks, size_t count, enum tally_dtype *dtype,
+                                size_t *words);
+
+/* The exponents for the next tally_encode(), one for each block of x[i] = gradient[i] + error[i]: the smallest with L * s >=
+ * max |x|, at most 247; 0 if all x are 0, 255 if one is not finite.  TALLY_MAX over the ranks makes them equal everywhere. */
+TALLY_API int tally_exponents(enum tally_codec codec, uint32_t ranks, const float *gradient,
+                              const float *error, size_t count, uint8_t *exponents);
+
+/* Encode with error feedback (Seide et al. 2014) and a shared scale (Sapio et al. 2021), for x = gradient[i] + error[i]:
+ *
+ *     c = x / s, rounded half to even, held to -L .. L, and 0 if |x| >= 2^24 * s
+ *     error[i] = x - c * s
+ *
+ * The new error and c * s are together x, exactly.  `exponents` must be equal on all ranks.  `next`, unless NULL, gets
+ * what tally_exponents() would have got before.  If an x is not finite, its block's codes are 0 and its error stays.  The error
+ * starts as zeros and overlaps nothing else.  The same bits on every machine. */
+TALLY_API int tally_encode(enum tally_codec codec, uint32_t ranks, const float *gradient, float *error,
+                           size_t count, const uint8_t *exponents, void *words, uint8_t *next);
+
+/* output[i] = S / divisor, rounded, times s, for the sums S of codes in `words` and the exponents that tally_encode() took.
+ * divisor: 1 for a sum, the ranks for an average, up to 127; else -EINVAL.  `next`, unless NULL, is the maximum over the ranks of
+ * tally_encode()'s: blocks for which it is 255 become NaN. */
+TALLY_API int tally_decode(enum tally_codec codec, uint32_t ranks, const void *words,
+                           const uint8_t *exponents, const uint8_t *next, size_t count, uint32_t divisor,
+                           float *output);
+
 /* Bytes of one element of `dtype`, or 0 if there is no such type. */
 TALLY_API size_t tally_dtype_size(enum tally_dtype dtype);
 

@@ -1,4 +1,4 @@
-/* fold.h - the contract between reduce.c, which walks the tree, and the variants, which add.
+/* fold.h - the contract between reduce.c and codec.c, which walk inputs, and the variants, which compute.
  *
  * A fold reads up to 8 rows at the same place, combines them along T and writes one row.  Rows of 16-bit
  * floats are widened to float32 as they are read, so a fold may also read or write float32 rows that hold
@@ -94,5 +94,47 @@ typedef void tly_norm_fn(const float *a, const float *b, float *sum, size_t coun
                          float lanes[TLY_NORM_LANES], bool ask, bool stream);
 
 tly_norm_fn tly_norm_scalar, tly_norm_avx2, tly_norm_avx512, tly_norm_neon;
+
+enum { TLY_CODE_BLOCK = 256 }; /* elements that share a scale (codec.h) */
+
+enum { TLY_CODE_DIGITS = 3 }; /* the most digits of a word */
+
+/* A group of up to `digits` blocks, whose codes share words (codec.h). */
+struct tly_code_group {
+    size_t count; /* elements; vectors only take digits * TLY_CODE_BLOCK */
+    int digits, bits, largest;
+    bool ask;                       /* e comes from memory */
+    float scale[TLY_CODE_DIGITS];   /* of each block */
+    uint32_t peak[TLY_CODE_DIGITS]; /* of each block, to encode: bits of max |g[i] + e[i]| */
+    float high, low;                /* to decode: their sum is 1 / divisor (codec.c) */
+};
+
+/* The peak of a block of `width` elements, to vectors TLY_CODE_BLOCK; 0x7f800000 or more if one of them is not finite. */
+typedef uint32_t tly_code_peak_fn(const float *g, const float *e, size_t width, bool ask);
+
+/* Encode a group: words, and e[i] = x - c * scale.  Vectors need scales of 2^-126 to 2^104 and peaks below 2^22 scales. */
+typedef void tly_code_pack_fn(const struct tly_code_group *t, const float *g, float *e, void *words);
+
+/* Decode a group: out[i] = (S * high + S * low) * scale for digits S.  Vectors need scales of 0, or 2^-80 to 2^120. */
+typedef void tly_code_split_fn(const struct tly_code_group *t, const void *words, float *out, bool stream);
+
+tly_code_peak_fn tly_code_peak_scalar, tly_code_peak_avx2, tly_code_peak_avx512, tly_code_peak_neon;
+tly_code_pack_fn tly_code_pack_scalar, tly_code_pack_avx2, tly_code_pack_avx512, tly_code_pack_neon;
+tly_code_split_fn tly_code_split_scalar, tly_code_split_avx2, tly_code_split_avx512, tly_code_split_neon;
+
+struct tly_variant {
+    const char *name;
+    tly_fold_fn *fold;
+    tly_norm_fn *norm;
+    tly_code_peak_fn *peak;
+    tly_code_pack_fn *pack;
+    tly_code_split_fn *split;
+};
+
+/* The variant in use (tly_reduce_choose). */
+const struct tly_variant *tly_reduce_kernels(void);
+
+/* Other threads see stores around the caches in no order.  Whoever hands such a result on calls this once, at the end. */
+void tly_reduce_fence(void);
 
 #endif

@@ -17,11 +17,11 @@
 
 /* --- variants --------------------------------------------------------------------------------------- */
 
-struct variant {
-    const char *name;
-    tly_fold_fn *fold;
-    tly_norm_fn *norm;
-};
+#define VARIANT(name) \
+    { \
+#name, tly_fold_##name, tly_norm_##name, tly_code_peak_##name, tly_code_pack_##name, \
+            tly_code_split_##name \
+    }
 
 static bool reduce_cpu_any(void)
 {
@@ -42,21 +42,21 @@ static bool reduce_cpu_avx512(void)
 #endif
 
 static const struct {
-    struct variant variant;
+    struct tly_variant variant;
     bool (*works)(void);
 } variants[] = {
 /* the best first */
 #if defined __x86_64__
-    {{"avx512", tly_fold_avx512, tly_norm_avx512}, reduce_cpu_avx512},
-    {{"avx2", tly_fold_avx2, tly_norm_avx2}, reduce_cpu_avx2},
+    {VARIANT(avx512), reduce_cpu_avx512},
+    {VARIANT(avx2), reduce_cpu_avx2},
 #elif defined __aarch64__
-    {{"neon", tly_fold_neon, tly_norm_neon}, reduce_cpu_any},
+    {VARIANT(neon), reduce_cpu_any},
 #endif
-    {{"scalar", tly_fold_scalar, tly_norm_scalar}, reduce_cpu_any},
+    {VARIANT(scalar), reduce_cpu_any},
 };
 
 /* Chosen at the first call; it points at constant data, so relaxed order is enough. */
-static _Atomic(const struct variant *) chosen;
+static _Atomic(const struct tly_variant *) chosen;
 
 int tly_reduce_choose(const char *name)
 {
@@ -68,9 +68,9 @@ int tly_reduce_choose(const char *name)
     return -ENOTSUP;
 }
 
-static const struct variant *reduce_variant(void)
+const struct tly_variant *tly_reduce_kernels(void)
 {
-    const struct variant *v = atomic_load_explicit(&chosen, memory_order_relaxed);
+    const struct tly_variant *v = atomic_load_explicit(&chosen, memory_order_relaxed);
     if (!v) {
         tly_reduce_choose(NULL);
         v = atomic_load_explicit(&chosen, memory_order_relaxed);
@@ -80,7 +80,7 @@ static const struct variant *reduce_variant(void)
 
 const char *tly_reduce_variant(void)
 {
-    return reduce_variant()->name;
+    return tly_reduce_kernels()->name;
 }
 
 /* --- what may be asked -------------------------------------------------------------------------------- */
@@ -263,9 +263,8 @@ static size_t reduce_row_bytes(int leaves)
     return leaves <= fold * fold ? ROW_BYTES : leaves <= fold * fold * fold ? ROW_BYTES / 2 : ROW_BYTES / 4;
 }
 
-/* Others see stores around the caches in no order, but whoever hands the result on relies on one.  Once at the
- * end: the fence waits until they have reached memory. */
-static void reduce_fence(void)
+/* Once at the end: it waits until the stores have reached memory. */
+void tly_reduce_fence(void)
 {
 #if defined __x86_64__
     _mm_sfence();
@@ -287,7 +286,7 @@ static void reduce_blocks(struct reduce_tree *t, unsigned char *out, size_t coun
             reduce_walk(t, 0, t->leaves, at, now, true, out + at * size);
     }
     if (t->step.stream)
-        reduce_fence();
+        tly_reduce_fence();
 }
 
 struct tly_fold tly_fold_of(const struct tly_reduction *r, size_t *count)
@@ -338,7 +337,7 @@ static void reduce_plant(struct reduce_tree *t, const struct tly_reduction *r, i
 {
     t->step = reduce_step(r, leaves, inputs, input, output, count);
     t->partial = reduce_is_half(r->dtype) ? TLY_F32 : t->step.from;
-    t->fold = reduce_variant()->fold;
+    t->fold = tly_reduce_kernels()->fold;
     t->leaves = leaves;
     t->row_bytes = reduce_row_bytes(leaves);
     t->input = (const unsigned char *const *)input;
@@ -389,9 +388,9 @@ void tly_reduce(const struct tly_reduction *r, int n, const void *const input[],
     } else if (n <= TLY_FOLD_MAX) { /* the tree is one fold of its inputs */
         struct tly_fold f = reduce_step(r, n, n, input, output, &count);
         f.n = n;
-        reduce_variant()->fold(&f, input, output, count);
+        tly_reduce_kernels()->fold(&f, input, output, count);
         if (f.stream)
-            reduce_fence();
+            tly_reduce_fence();
     } else {
         struct reduce_tree t;
         reduce_plant(&t, r, n, n, input, output, &count);
@@ -459,7 +458,7 @@ static float reduce_norm(const float *a, const float *b, float *sum, size_t coun
 {
     float lanes[TLY_NORM_LANES] = {0}, row[3][TLY_NORM_LANES] = {0};
     size_t whole = count / TLY_NORM_LANES * TLY_NORM_LANES, left = (count - whole) * sizeof *a;
-    tly_norm_fn *norm = reduce_variant()->norm;
+    tly_norm_fn *norm = tly_reduce_kernels()->norm;
     norm(a, b, sum, whole, lanes, ask, stream);
     if (left) {
         memcpy(row[0], a + whole, left);
@@ -483,6 +482,6 @@ void tly_reduce_add_norms(const float *a, const float *b, float *sum, size_t cou
         *norms++ =
             reduce_norm(a + at, b + at, sum + at, count - at < chunk ? count - at : chunk, ask, stream);
     if (stream)
-        reduce_fence();
+        tly_reduce_fence();
     tly_mode_restore(saved);
 }

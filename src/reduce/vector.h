@@ -1,5 +1,5 @@
-/* vector.h - vectors of TLY_VECTOR bytes for files that are compiled once for each variant (fold_vector.c, norm_vector.c):
- * their types, and the few steps that need an instruction by name. */
+/* vector.h - vectors of TLY_VECTOR bytes for files that are compiled once for each variant (fold_vector.c, norm_vector.c,
+ * codec_vector.c): their types, and the few steps that need an instruction by name. */
 #ifndef TLY_VECTOR_H
 #define TLY_VECTOR_H
 
@@ -138,8 +138,8 @@ INLINE void put_half(unsigned char *p, HALF v, bool stream)
  * first, nearer for the first.  Measured with 8 rows of float32: 10% faster than line by line as the lines are
  * loaded, and only in this order (which a compiler would change).  Requests may point behind a row: they cannot
  * fault. */
-static __attribute__((noinline)) void ask(const unsigned char *const row[], int n, size_t i, size_t count,
-                                          size_t size)
+static __attribute__((noinline, unused)) void ask(const unsigned char *const row[], int n, size_t i,
+                                                  size_t count, size_t size)
 {
     const size_t bytes = count * size, near = 2 * bytes, far = near + 512;
     for (int j = 0; j < n; j++)

@@ -19,10 +19,13 @@ compile() { # from src/reduce, with options: through ccache, where there is one
 }
 compile fold_vector -O1 -DTLY_FOLD=tly_fold_neon -DTLY_VECTOR=16
 compile norm_vector -DTLY_NORM=tly_norm_neon -DTLY_VECTOR=16
-compile fold_scalar
-compile reduce
-for name in reduce nodes norms reduce_pairs; do
+compile codec_vector -DTLY_PEAK=tly_code_peak_neon -DTLY_PACK=tly_code_pack_neon -DTLY_SPLIT=tly_code_split_neon -DTLY_VECTOR=16
+for source in fold_scalar reduce codec; do
+    compile $source
+done
+for name in reduce nodes norms reduce_pairs codec; do
     compile ${name}_test -DTLY_SAMPLE=2047
-    $cc -static -o "$out/run" "$out/fold_vector.o" "$out/norm_vector.o" "$out/fold_scalar.o" "$out/reduce.o" "$out/${name}_test.o" -lm
+    $cc -static -o "$out/run" "$out"/fold_vector.o "$out"/norm_vector.o "$out"/codec_vector.o "$out"/fold_scalar.o "$out"/reduce.o "$out"/codec.o \
+        "$out/${name}_test.o" -lm
     qemu-aarch64 "$out/run"
 done
