@@ -546,10 +546,13 @@ static int run_epochs(int rank, void *arg)
     await_services(c, 3);
     atomic_fetch_add(&b->stage, 1);
     await_services(c, 2);
-    if (rank == 0)
+    if (rank == 0) {
         CHECK(!tally_op_poll(op));
-    else
+        atomic_fetch_add(&b->stage, 1);
+    } else {
+        job_await(&b->stage, 5); /* until then rank 0's second addition waits for this one */
         shared_add(c, "w", mine);
+    }
     if (rank == 1)
         shared_add(c, "w", mine);
     if (op)
