@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -359,6 +360,55 @@ static void pieces_and_delays(void **state)
     ends_close(e);
 }
 
+/* Connect to the parent, and die while a child of one's own keeps the device open. */
+static void die_as_a_parent(int fd)
+{
+    struct end e;
+    struct end_address to;
+    char word;
+    end_open(&e, 0);
+    end_init(&e);
+    if (read(fd, &to, sizeof to) != sizeof to)
+        _exit(1);
+    end_connect(&e, &to);
+    if (write(fd, &e.own, sizeof e.own) != sizeof e.own)
+        _exit(1);
+    if (fork() == 0)
+        _exit(read(fd, &word, 1) != 0); /* until the test closes its end */
+    _exit(0);
+}
+
+/* A WRITE that lands in part fails, also right behind one to a process that has died, which is nothing but lost. */
+static void a_write_that_falls_short_fails(void **state)
+{
+    struct end e, pair[2];
+    struct end_address to;
+    int fd[2], status;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(fd[0]);
+        die_as_a_parent(fd[1]);
+    }
+    close(fd[1]);
+    end_open(&e, 0);
+    end_init(&e);
+    assert_int_equal(write(fd[0], &e.own, sizeof e.own), sizeof e.own);
+    assert_int_equal(read(fd[0], &to, sizeof to), sizeof to);
+    end_connect(&e, &to);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    ends_open(pair);
+    munmap(pair[1].memory + 4096, 4096);
+    assert_int_equal(end_write(&e, 1, 0, 8192, &to, 0, SIGNALED), 0);
+    end_expect(&e, 1, TLY_IBV_WC_SUCCESS);
+    assert_int_equal(end_write(&pair[0], 2, 0, 8192, &pair[1].own, 0, SIGNALED), 0);
+    end_expect(&pair[0], 2, TLY_IBV_WC_REM_OP_ERR);
+    close(fd[0]);
+    ends_close(pair);
+    end_close(&e);
+}
+
 /* The same seed lets the same calls fail. */
 static void calls_fail_at_random(void **state)
 {
@@ -537,6 +587,7 @@ int main(void)
         TEST(a_link_goes_down_and_comes_back),
         TEST(an_answer_is_lost),
         TEST(pieces_and_delays),
+        TEST(a_write_that_falls_short_fails),
         TEST(calls_fail_at_random),
         TEST(no_devices),
         TEST(infiniband),

@@ -84,6 +84,7 @@ static bool move_read(const struct card_extent *e, uint32_t skip, uint8_t *to, u
 static bool move_write(const struct card_extent *e, uint32_t skip, uint8_t *from, uint32_t bytes)
 {
     struct iovec to[FAKE_SGES], local = {from, bytes};
+    errno = 0; /* a write that falls short sets none */
     return process_vm_writev(e->client->pid, &local, 1, to, move_parts(e, skip, bytes, to), 0) == bytes ||
            errno == ESRCH;
 }
