@@ -204,6 +204,23 @@ static void test_events_that_cannot_be_read(void **state)
     }
 }
 
+/* --- places --------------------------------------------------------------------------------------- */
+
+/* The peer hears that a place is free only when no message waits that might name it once more. */
+static void test_places_are_told_when_no_message_waits(void **state)
+{
+    open_both();
+    tly_loop_lock(&x.loop);
+    to->freed = 1;
+    to->came++;
+    tly_rdma_tell(to);
+    assert_int_equal(to->freed, 1);
+    to->came--;
+    to->freed = 0;
+    tly_loop_unlock(&x.loop);
+    close_both();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -212,6 +229,7 @@ int main(void)
         cmocka_unit_test(test_a_device_that_vanishes_in_silence),
         cmocka_unit_test(test_a_completion_queue_that_fails),
         cmocka_unit_test(test_events_that_cannot_be_read),
+        cmocka_unit_test(test_places_are_told_when_no_message_waits),
     };
     if (sodium_init() < 0)
         return 1;

@@ -39,6 +39,12 @@ static bool send_has_room(const struct tly_rdma_channel *r, uint32_t reserve)
     return r->allowed - r->sent > reserve && r->sent - r->completed + reserve < TLY_RDMA_SENDS;
 }
 
+/* The places to tell of: none while a message waits, so that one that names a place a second time is found. */
+static uint32_t send_freed(const struct tly_rdma_channel *r)
+{
+    return r->taken == r->came ? r->freed : 0;
+}
+
 /* The message in the next slot, of `len` bytes; with `payload` bytes that lie at the sources of the places in `mask`. */
 static int send_post(struct tly_rdma_channel *r, uint32_t len, uint32_t payload, uint32_t first,
                      uint32_t mask)
@@ -69,7 +75,7 @@ static int send_post(struct tly_rdma_channel *r, uint32_t len, uint32_t payload,
     r->lent |= mask;
     r->writing |= mask;
     r->told = r->posted;
-    r->freed = 0;
+    r->freed &= ~send_freed(r);
     r->sent++;
     return 0;
 }
@@ -79,7 +85,7 @@ static uint8_t *send_begin_message(struct tly_rdma_channel *r, uint32_t place)
     uint8_t *m = send_slot(r, r->sent);
     m = tly_put32(m, r->posted);
     m = tly_put32(m, place);
-    return tly_put64(m, r->freed);
+    return tly_put64(m, send_freed(r));
 }
 
 /* -EAGAIN: not now. */
@@ -131,7 +137,7 @@ int tly_rdma_send(struct tly_channel *c, struct tly_packet *packet, uint32_t n)
 
 void tly_rdma_tell(struct tly_rdma_channel *r)
 {
-    bool news = r->freed || r->posted - r->told >= TLY_RDMA_RECEIVES / 2;
+    bool news = send_freed(r) || r->posted - r->told >= TLY_RDMA_RECEIVES / 2;
     if (!news || r->broken || !send_has_room(r, 0))
         return;
     send_begin_message(r, TLY_RDMA_NO_PLACE);
