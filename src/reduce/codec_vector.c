@@ -8,7 +8,7 @@
 
 enum { WIDTH = TLY_VECTOR / 4, RUN = 4 * WIDTH, BLOCK = TLY_CODE_BLOCK };
 
-/* How far ahead memory is asked for: 512 and 1024 bytes were 15% slower at 64 MB on an AMD EPYC. */
+/* How far ahead memory is asked for; the best for exponents of six that were tried (bench/reduce/README.md). */
 enum { NEAR_BYTES = 3072, FAR_BYTES = 6144 };
 typedef int8_t BYTES __attribute__((vector_size(WIDTH), aligned(1), may_alias));
 
