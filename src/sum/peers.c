@@ -51,7 +51,6 @@ static void peers_leave_job(struct tly_session *p)
 {
     struct tly_job *job = p->job;
     job->watchers -= p->watcher;
-    tly_budget_hold(&job->house->budget, -(int64_t)p->held);
     if (p->rank < job->ranks && job->by_rank[p->rank] == p) {
         job->by_rank[p->rank] = NULL;
         tly_redo_detach(p);
@@ -72,6 +71,7 @@ void tly_peers_destroy(struct tly_session *p)
     tly_list_remove(&p->node);
     if (p->proved)
         peers_leave_job(p);
+    tly_budget_hold(&p->house->budget, -(int64_t)p->held);
     tly_outbox_finish(&p->outbox, NULL, NULL);
     free(p->deliveries);
     tly_heap_finish(&p->ready);
@@ -110,6 +110,20 @@ static void peers_drop_earlier(struct tly_job *job, uint32_t rank)
     }
 }
 
+static bool peers_spare(void *user, struct tly_link *l, uint64_t bytes)
+{
+    struct tly_session *p = user;
+    if (!tly_budget_spares(&p->house->budget, bytes)) {
+        tly_log(TALLY_LOG_INFO, "sum",
+                "no memory to spare for a connection by %s (TALLY_MEMORY): TCP takes its place",
+                tly_link_medium(l));
+        return false;
+    }
+    p->held = bytes;
+    tly_budget_hold(&p->house->budget, (int64_t)bytes);
+    return true;
+}
+
 static void peers_opened(void *user, struct tly_link *l)
 {
     struct tly_session *p = user;
@@ -120,8 +134,6 @@ static void peers_opened(void *user, struct tly_link *l)
         return;
     }
     p->proved = true;
-    p->held = tly_link_memory(l);
-    tly_budget_hold(&p->job->house->budget, (int64_t)p->held);
     tly_list_remove(&p->node);
     tly_list_append(&p->job->sessions, &p->node);
     tly_link_set_silence(l, p->job->dead_ns);
@@ -166,6 +178,7 @@ static void peers_remember(void *user, struct tly_link *l)
 
 static const struct tly_link_user calls = {
     .opened = peers_opened,
+    .spare = peers_spare,
     .header = tly_frames_header,
     .landed = tly_frames_landed,
     .frame = tly_frames_frame,

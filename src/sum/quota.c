@@ -33,6 +33,12 @@ void tly_budget_init(struct tly_budget *b, uint64_t limit)
     *b = (struct tly_budget){.pool = {.limit = limit}, .limit = limit};
 }
 
+bool tly_budget_spares(const struct tly_budget *b, uint64_t bytes)
+{
+    uint64_t held = b->elsewhere + bytes;
+    return held <= b->limit / 4 && held + b->claimed <= b->limit;
+}
+
 void tly_budget_hold(struct tly_budget *b, int64_t more)
 {
     b->elsewhere += (uint64_t)more;

@@ -23,6 +23,8 @@ struct tly_quota {
 };
 
 void tly_budget_init(struct tly_budget *b, uint64_t limit);
+/* May so many bytes more be held elsewhere?  All that is held so is a quarter of the budget at most, beside what jobs claim. */
+bool tly_budget_spares(const struct tly_budget *b, uint64_t bytes);
 /* So many bytes are held elsewhere from now on, more (or less) than before. */
 void tly_budget_hold(struct tly_budget *b, int64_t more);
 /* With nothing reserved. */

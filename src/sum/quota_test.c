@@ -118,6 +118,25 @@ static void test_held_elsewhere(void **state)
     tly_quota_finish(&q);
 }
 
+/* Connections get a quarter of the budget, and nothing that a job claims. */
+static void test_what_may_be_held_elsewhere(void **state)
+{
+    struct tly_budget b;
+    struct tly_quota q;
+    tly_budget_init(&b, 8 * BYTES);
+    tly_quota_init(&q, &b);
+    assert_true(tly_budget_spares(&b, 2 * BYTES));
+    assert_false(tly_budget_spares(&b, 2 * BYTES + 1));
+    tly_budget_hold(&b, BYTES);
+    assert_true(tly_budget_spares(&b, BYTES));
+    assert_false(tly_budget_spares(&b, BYTES + 1));
+    tly_quota_reserve(&q, 6 * BYTES);
+    assert_true(tly_budget_spares(&b, BYTES));
+    tly_quota_reserve(&q, 7 * BYTES);
+    assert_false(tly_budget_spares(&b, 1));
+    tly_quota_finish(&q);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -125,6 +144,7 @@ int main(void)
         cmocka_unit_test(test_what_is_reserved_stays),
         cmocka_unit_test(test_comes_late),
         cmocka_unit_test(test_held_elsewhere),
+        cmocka_unit_test(test_what_may_be_held_elsewhere),
     };
     return cmocka_run_group_tests_name("quota", tests, NULL, NULL);
 }

@@ -112,6 +112,41 @@ static void test_setup_is_refused_in_words(void **state)
     ends_stop();
 }
 
+static int spares;
+
+static bool spare_nothing(void *user, struct tly_link *l, uint64_t bytes)
+{
+    spares++;
+    assert_int_equal(bytes, 1000);
+    return false;
+}
+
+/* An end without memory to spare says so before its medium takes any. */
+static void test_setup_without_memory(void **state)
+{
+    static const struct tly_setup can = {.propose = propose_something};
+    struct tly_medium of_both = tly_tcp;
+    struct tly_link_user calls = ends_calls;
+    of_both.setup = &can;
+    of_both.memory = 1000;
+    calls.spare = spare_nothing;
+    ends_use(&tcp);
+    ends_start(NULL);
+    ends_dial();
+    while (!x.b.link)
+        tly_loop_turn(&x.loop, 1);
+    assert_int_equal(spares, 0); /* the peer has proved nothing yet */
+    x.a.link->channel->medium = x.b.link->channel->medium = &of_both;
+    x.b.link->calls = &calls;
+    ends_until(&x.a.closed, 1);
+    ends_until(&x.b.closed, 1);
+    assert_int_equal(spares, 1);
+    assert_string_equal(x.a.why, "no memory to spare for its medium (TALLY_MEMORY)");
+    assert_int_equal(x.a.err, ENOTSUP);
+    assert_int_equal(x.b.err, ENOMEM);
+    ends_stop();
+}
+
 /* Where there is nothing to set up, words on it are no frame. */
 static void test_setup_out_of_place(void **state)
 {
@@ -307,6 +342,7 @@ int main(void)
         cmocka_unit_test(test_unannounced_memory),
         cmocka_unit_test(test_setup),
         cmocka_unit_test(test_setup_is_refused_in_words),
+        cmocka_unit_test(test_setup_without_memory),
         cmocka_unit_test(test_setup_out_of_place),
         cmocka_unit_test(test_null),
         cmocka_unit_test(test_faults),

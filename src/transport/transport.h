@@ -65,6 +65,9 @@ struct tly_outgoing {
 struct tly_link_user {
     /* The handshake is done. */
     void (*opened)(void *user, struct tly_link *l);
+    /* May be NULL.  The peer has proved the secret, and the medium is about to take so many bytes of memory, which it has
+     * until the link is destroyed.  False: it may not, and the link ends; a worse medium takes none. */
+    bool (*spare)(void *user, struct tly_link *l, uint64_t bytes);
     /* A checked header.  Fill `land` if it has a payload.  Nonzero: the frame makes no sense, *why says what
      * (static string); the link is closed. */
     int (*header)(void *user, struct tly_link *l, const struct tly_frame *f, struct tly_landing *land,

@@ -81,6 +81,11 @@ static void setup_propose(struct tly_link *l)
 {
     uint8_t proposal[TLY_SETUP_BYTES];
     const char *why = NULL;
+    uint64_t bytes = tly_link_memory(l);
+    if (bytes && l->calls->spare && !l->calls->spare(l->user, l, bytes)) {
+        setup_refuse(l, -ENOMEM, "no memory to spare for its medium (TALLY_MEMORY)");
+        return;
+    }
     int n = tly_link_via(l)->setup->propose(l->channel, proposal, &why);
     if (l->state == TLY_LINK_CLOSED)
         return;
