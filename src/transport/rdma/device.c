@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "transport/address.h"
 #include "transport/rdma/rdma.h"
+#include "transport/tcp/tcp.h"
 
 static int device_count; /* when the process first asked */
 
@@ -48,6 +49,24 @@ void tly_rdma_post(struct tly_rdma_channel *r)
     tly_list_remove(&r->pending);
     tly_list_append(&d->pending, &r->pending);
     tly_loop_post(d->loop, &d->completions);
+}
+
+void tly_rdma_fail(struct tly_rdma_channel *r, int err, const char *what, const char *cause)
+{
+    const struct tly_channel_user *up = r->stream.base.up;
+    void *user = r->stream.base.user;
+    struct sockaddr_storage there = {0};
+    char gid[64], peer[80];
+    tly_rdma_gid_text(&r->port.gid, gid);
+    snprintf(r->why, sizeof r->why, "RDMA on %s port %u, GID %s: %s (%s)",
+             r->port.device->context->device->name, r->port.number, gid, what, cause);
+    tly_tcp.network->address(&r->stream.base, true, &there);
+    tly_address_text(&there, peer, sizeof peer);
+    tly_warn("transport", "closing the connection to %s: %s", peer, r->why);
+    up->enter(user);
+    r->broken = true;
+    up->ended(user, err, r->why);
+    up->leave(user);
 }
 
 /* No event will come, or none can be read: its descriptors would wake the loop for ever. */

@@ -3,14 +3,10 @@
  * Receives complete in the order in which they were posted, so message n lies in receive n modulo 64.  It is handed on, and its
  * receive is posted again.  What comes while the set-up goes on waits until both ends are ready. */
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/log.h"
-#include "transport/address.h"
 #include "transport/rdma/rdma.h"
-#include "transport/tcp/tcp.h"
 #include "wire/pack.h"
 
 enum {
@@ -126,23 +122,6 @@ static void queue_hand_on(struct tly_rdma_channel *r)
 }
 
 /* --- completions --------------------------------------------------------------------------------- */
-
-void tly_rdma_fail(struct tly_rdma_channel *r, int err, const char *what, const char *cause)
-{
-    const struct tly_channel_user *up = r->stream.base.up;
-    void *user = r->stream.base.user;
-    struct sockaddr_storage there = {0};
-    char gid[64], peer[80];
-    tly_rdma_gid_text(&r->port.gid, gid);
-    snprintf(r->why, sizeof r->why, "RDMA on %s port %u, GID %s: %s (%s)",
-             r->port.device->context->device->name, r->port.number, gid, what, cause);
-    tly_tcp.network->address(&r->stream.base, true, &there);
-    tly_address_text(&there, peer, sizeof peer);
-    tly_warn("transport", "closing the connection to %s: %s", peer, r->why);
-    up->enter(user);
-    queue_end(r, err, r->why);
-    up->leave(user);
-}
 
 static void queue_fail(struct tly_rdma_channel *r, const struct tly_ibv_wc *wc)
 {

@@ -137,6 +137,8 @@ int tly_rdma_find_port(struct tly_loop *loop, const struct sockaddr_storage *add
 void tly_rdma_release(struct tly_rdma_device *d);
 /* Have the channel's completions looked at soon. */
 void tly_rdma_post(struct tly_rdma_channel *r);
+/* End the channel with a sentence: where, what, and why. */
+void tly_rdma_fail(struct tly_rdma_channel *r, int err, const char *what, const char *cause);
 /* Take what the device says of itself and of its queues, which may end channels. */
 void tly_rdma_hear(struct tly_rdma_device *d);
 
@@ -161,8 +163,6 @@ static inline uint32_t tly_rdma_row(uint32_t len)
 
 /* Post all receives.  0 or errno. */
 int tly_rdma_post_receives(struct tly_rdma_channel *r);
-/* End the channel with a sentence: where, what, and why. */
-void tly_rdma_fail(struct tly_rdma_channel *r, int err, const char *what, const char *cause);
 /* Take what the card has completed, and hand on what has come. */
 void tly_rdma_visit(struct tly_rdma_channel *r);
 /* Wait until the card has sent all, for so long at most.  If it has completed nothing for so long already, look once. */
