@@ -263,11 +263,11 @@ int main(int argc, char **argv)
     char sizes[256] = "65536,1048576,16777216,67108864";
     int rounds = 9;
     for (int i = 1; i + 1 < argc; i += 2) {
-        if (!strcmp(argv[i], "--bytes")) {
+        if (strcmp(argv[i], "--bytes") == 0) {
             snprintf(sizes, sizeof sizes, "%s", argv[i + 1]);
-        } else if (!strcmp(argv[i], "--rounds")) {
+        } else if (strcmp(argv[i], "--rounds") == 0) {
             rounds = atoi(argv[i + 1]);
-        } else if (strcmp(argv[i], "--variant") || tly_reduce_choose(argv[i + 1]) != 0) {
+        } else if (strcmp(argv[i], "--variant") != 0 || tly_reduce_choose(argv[i + 1]) != 0) {
             fprintf(stderr, "bench_codec: cannot do %s %s\n", argv[i], argv[i + 1]);
             return 2;
         }

@@ -79,7 +79,7 @@ void tly_code_split_scalar(const struct tly_code_group *t, const void *words, fl
         if (t->digits == TLY_CODE_DIGITS)
             memcpy(&word, (const unsigned char *)words + j * sizeof word, sizeof word);
         else
-            word = ((const int8_t *)words)[j];
+            word = (int16_t)((const int8_t *)words)[j];
         for (size_t i = j; i < t->count; i += n) {
             int digit = ((word + half) & mask) - half;
             float s = (float)digit;
