@@ -58,6 +58,19 @@ static void test_turned_off(void **state)
     job_run(&j);
 }
 
+/* Connections get a quarter of the memory, which is too little for one. */
+static void test_little_memory(void **state)
+{
+    struct job j = {
+        .ranks = 2, .tallyds = 1, .main = sum_well, .settings = {"TALLY_SPLIT=server", "TALLY_MEMORY=16M"}};
+    setenv("FAKE_VERBS", "", 1);
+    job_start(&j);
+    job_finish(&j);
+    job_log_holds(&j, 0, "tcp to 2;");
+    job_log_holds(&j, JOB_MOST_RANKS, "no memory to spare for a connection by rdma");
+    job_clear(&j);
+}
+
 static void test_without_what_it_needs(void **state)
 {
     struct job j;
@@ -108,11 +121,9 @@ static void test_a_slow_card(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_by_rdma),
-        cmocka_unit_test(test_turned_off),
-        cmocka_unit_test(test_without_what_it_needs),
-        cmocka_unit_test(test_what_breaks),
-        cmocka_unit_test(test_a_slow_card),
+        cmocka_unit_test(test_by_rdma),       cmocka_unit_test(test_turned_off),
+        cmocka_unit_test(test_little_memory), cmocka_unit_test(test_without_what_it_needs),
+        cmocka_unit_test(test_what_breaks),   cmocka_unit_test(test_a_slow_card),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,8 +16,6 @@
 #include "transport/door.h"
 #include "transport/tcp/tcp.h"
 
-enum { LEAST_MEMORY = 256 << 20 };
-
 static const char *const names[] = {"rdma", NULL};
 
 /* From the socket.  Once packets go through the queue pair nothing may come but its end or its reset, and what came before
@@ -132,11 +130,9 @@ static int rdma_listen_at(const struct tly_door_config *c, struct tly_door **out
     return tly_socket_door_open(&tly_rdma, fd, where, tly_address_port(&at), c, rdma_adopt, out);
 }
 
-/* Where little memory is allowed, connections leave it to the sums. */
 static bool rdma_allowed(const struct tly_params *params)
 {
-    bool little = params->memory && params->memory < LEAST_MEMORY;
-    return params->rdma && !little && tly_rdma_is_there();
+    return params->rdma && tly_rdma_is_there();
 }
 
 /* --- the network --------------------------------------------------------------------------------- */
