@@ -9,7 +9,8 @@
  *     48 | GID                              |
  *
  * Before an end proposes, its receives are posted; before it says that it is ready, its queue pair takes packets.  The queue
- * pair repeats a lost packet after 1 s, seven times: longer than Tally waits for a silent tallyd. */
+ * pair repeats a lost packet after 1 s, six times: longer than Tally waits for a silent tallyd.  Soft-RoCE takes a count of 7
+ * for "for ever". */
 #include <errno.h>
 #include <sodium.h>
 #include <stdatomic.h>
@@ -29,7 +30,7 @@ enum {
     LAYOUT = 1,
     PROPOSAL = 64,
     RETRY_TIMEOUT = 18, /* 4 us << 18 */
-    RETRIES = 7,
+    RETRIES = 6,
     HOPS = 64,
     LINGER_MS = 100,
     PSN_MASK = 0xffffff,
