@@ -100,10 +100,7 @@ static void rdma_destroy(struct tly_channel *c)
 static struct tly_channel *rdma_adopt(struct tly_socket_door *d, int fd, const struct sockaddr_storage *from,
                                       char name[80])
 {
-    struct sockaddr_storage a = *from;
-    tly_tcp_tune(fd);
-    tly_address_unmap(&a);
-    tly_address_text(&a, name, 80);
+    tly_tcp_accept(fd, from, name);
     return rdma_make(d->loop, fd, false, d->config.params);
 }
 
@@ -118,14 +115,10 @@ static int rdma_listen_at(const struct tly_door_config *c, struct tly_door **out
     tly_address_set_port(&at, 0); /* TCP has the one that was asked for */
     config.address = &at;
     int err = tly_tcp_bind(&config, &fd);
+    if (!err)
+        err = tly_tcp_where(fd, &at);
     if (err)
         return err;
-    socklen_t len = sizeof at;
-    if (getsockname(fd, (struct sockaddr *)&at, &len) < 0) {
-        err = tly_fail(errno, "cannot tell the port that was taken");
-        tly_fd_close(fd);
-        return err;
-    }
     tly_address_text(&at, where, sizeof where);
     return tly_socket_door_open(&tly_rdma, fd, where, tly_address_port(&at), c, rdma_adopt, out);
 }

@@ -32,7 +32,7 @@ void tly_tcp_limit_unsent(int fd, bool limited)
     socket_set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, limited ? TLY_TCP_UNSENT : INT_MAX);
 }
 
-void tly_tcp_tune(int fd)
+static void socket_tune(int fd)
 {
     socket_set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     tly_tcp_limit_unsent(fd, true);
@@ -64,7 +64,7 @@ int tly_tcp_connect(const struct sockaddr_storage *to, int *out)
     if (fd < 0)
         return tly_fail(errno, "cannot create a socket: %s", strerror(errno));
     socket_size_buffers(fd);
-    tly_tcp_tune(fd);
+    socket_tune(fd);
     if (connect(fd, (const struct sockaddr *)to, tly_address_len(to)) < 0 && errno != EINPROGRESS) {
         int err = errno;
         char text[80];
@@ -147,4 +147,23 @@ int tly_tcp_bind(const struct tly_door_config *c, int *out)
         tly_address_holder(c->address, holder);
     return tly_fail(why, "cannot listen on %s port %u: %s%s", text, tly_address_port(c->address),
                     strerror(why), holder);
+}
+
+int tly_tcp_where(int fd, struct sockaddr_storage *out)
+{
+    socklen_t len = sizeof *out;
+    memset(out, 0, sizeof *out);
+    if (getsockname(fd, (struct sockaddr *)out, &len) == 0)
+        return 0;
+    int err = tly_fail(errno, "cannot tell the port that was taken");
+    tly_fd_close(fd);
+    return err;
+}
+
+void tly_tcp_accept(int fd, const struct sockaddr_storage *from, char name[80])
+{
+    struct sockaddr_storage a = *from;
+    socket_tune(fd);
+    tly_address_unmap(&a);
+    tly_address_text(&a, name, 80);
 }

@@ -76,23 +76,8 @@ static int tcp_dial(const struct tly_dial *d, struct tly_channel **out)
 static struct tly_channel *tcp_adopt(struct tly_socket_door *d, int fd, const struct sockaddr_storage *from,
                                      char name[80])
 {
-    struct sockaddr_storage a = *from;
-    tly_tcp_tune(fd);
-    tly_address_unmap(&a);
-    tly_address_text(&a, name, 80);
+    tly_tcp_accept(fd, from, name);
     return tcp_make(d->loop, fd, false);
-}
-
-/* Where a listening socket listens. */
-static int tcp_where_is(int fd, struct sockaddr_storage *out)
-{
-    socklen_t len = sizeof *out;
-    memset(out, 0, sizeof *out);
-    if (getsockname(fd, (struct sockaddr *)out, &len) == 0)
-        return 0;
-    int err = tly_fail(errno, "cannot tell the port that was taken");
-    tly_fd_close(fd);
-    return err;
 }
 
 static int tcp_reserve(const struct tly_door_config *c, int *out, uint16_t *port)
@@ -100,7 +85,7 @@ static int tcp_reserve(const struct tly_door_config *c, int *out, uint16_t *port
     struct sockaddr_storage a;
     int fd, err = tly_tcp_bind(c, &fd);
     if (!err)
-        err = tcp_where_is(fd, &a);
+        err = tly_tcp_where(fd, &a);
     if (err)
         return err;
     *out = fd;
@@ -114,7 +99,7 @@ static int tcp_listen_at(const struct tly_door_config *c, struct tly_door **out)
     char where[TLY_ENDPOINT];
     int fd = c->reserved, err = fd < 0 ? tly_tcp_bind(c, &fd) : 0;
     if (!err)
-        err = tcp_where_is(fd, &a);
+        err = tly_tcp_where(fd, &a);
     if (err)
         return err;
     tly_address_text(&a, where, sizeof where);
