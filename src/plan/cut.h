@@ -76,8 +76,8 @@ static inline uint64_t tly_plan_sum_credit(int active, bool far, uint64_t part_b
     return all > least ? all : least;
 }
 
-/* Of an all-reduce's credit, what each of a machine's lists of parts gets, which lie behind one card: the same for all, and never
- * less than 12 units. */
+/* The credit of each of a machine's lists of parts in an all-reduce.  The lists lie behind one card, so they share the credit
+ * equally.  Each has at least 12 units. */
 static inline uint64_t tly_plan_list_credit(uint64_t credit, unsigned lists, uint64_t unit)
 {
     uint64_t each = credit / lists, least = 12 * unit < credit ? 12 * unit : credit;

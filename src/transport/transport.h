@@ -177,7 +177,7 @@ void tly_link_set_counts(struct tly_link *l, const struct tly_counts *counts, ui
  * be called at any time, also inside next(): who knows that a frame will follow has the counts wait for it. */
 void tly_link_set_pace(struct tly_link *l, uint32_t bytes, uint32_t ms);
 
-/* Whoever landed with this token does not want the rest: drop it. */
+/* The user of this token does not want the rest of its payload: drop it. */
 void tly_link_sink(struct tly_link *l, const void *token);
 /* What lands just now and how much of it is in place, in whole 64-byte blocks; also in closed().  NULL: nothing, or nobody
  * wants it. */

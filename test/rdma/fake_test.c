@@ -67,7 +67,7 @@ static void a_place_is_free_once_a_completion_is_polled(void **state)
     ends_close(e);
 }
 
-/* What is posted before the request that is refused stays posted. */
+/* Requests of a list that stand before the refused one stay posted. */
 static void a_list_is_taken_up_to_a_mistake(void **state)
 {
     struct end e[2];

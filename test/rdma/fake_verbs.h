@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* What is counted.  FAKE_VERBS=count=FILE has a uint64_t of each for all processes. */
+/* The counters.  The file of FAKE_VERBS=count=FILE holds a uint64_t of each, summed over all processes. */
 enum fake_verbs_count {
     FAKE_SEND_POSTS, /* calls of post_send, and their work requests */
     FAKE_SENDS,

@@ -146,7 +146,7 @@ static void test_the_card_refuses(void **state)
     ends_stop();
 
     r = open_both();
-    /* Of another connection through the same device: this end's own place. */
+    /* The key belongs to another connection through the same device: it names this end's own place. */
     wr.wr.rdma.remote_addr = (uintptr_t)r->places.data;
     wr.wr.rdma.rkey = r->places.mr->rkey;
     post(r, &wr, NULL, 8);

@@ -52,7 +52,7 @@ struct card_qp {
     struct fake_qp_ring *ring;
     size_t mapped;
     uint32_t sq_at, rq_at; /* the first that is not done */
-    /* Of the work request at sq_at: */
+    /* State of the work request at sq_at: */
     bool begun, done, lost;
     int status;
     uint32_t offset;   /* bytes of a WRITE that have landed */

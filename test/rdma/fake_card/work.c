@@ -76,7 +76,7 @@ static void work_end_receive(struct card_qp *q, int status, const struct fake_sl
         card_fail_qp(q);
 }
 
-/* What is posted to a queue pair in error comes back. */
+/* A queue pair in error completes every request with a flush error. */
 static bool work_flush(struct card_qp *q)
 {
     bool any = false;

@@ -88,7 +88,7 @@ struct fake_cq_ring {
     struct fake_cqe entry[];
 };
 
-/* Of a context. */
+/* The page that a context shares with the card. */
 struct fake_page {
     _Atomic uint32_t asleep; /* the card waits for the bell */
     _Atomic uint32_t vanished, down;
